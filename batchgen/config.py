@@ -1,0 +1,285 @@
+"""The job file: its schema, and errors that name file, line, key and the nearest known key."""
+
+import copy
+import difflib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from batchgen import yaml_lines
+from batchgen.errors import ConfigError
+from batchgen.yaml_lines import KeyPath
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted, not true or false")  # noqa: TRY004  pydantic wants ValueError
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_no_bool)]
+Float = Annotated[float, BeforeValidator(_no_bool)]
+
+
+def _keep_as_mapping(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(name, str) for name in value):
+        raise ValueError("a list of field names is wanted, or a mapping {theirs: new_name}")
+    return {name: name for name in value}
+
+
+class Input(Section):
+    """Files of one shape. Relative paths start at the working directory, as on any command line."""
+
+    path: str = Field(description="A .jsonl, .ndjson or .parquet file, or a glob over such files.")
+    id_field: str | None = Field(
+        None, description="Field with the document's id, text or integer. Without it a document is its place."
+    )
+    text_field: str = Field("text", description="Field with the text; `a.b` reaches into nested records.")
+    keep: Annotated[dict[str, str], BeforeValidator(_keep_as_mapping)] = Field(
+        default_factory=dict,
+        description="Fields copied to the output and usable in the prompt: a list, or {theirs: new_name}.",
+    )
+    min_chars: Int = Field(20, ge=1, description="Documents with fewer visible characters are skipped, and never sent.")
+
+
+class Prompt(Section):
+    """Jinja2 templates. `{{ text }}` is the document; names under `keep` are usable too."""
+
+    system: str | None = Field(None, description="The shared instruction. It comes first: the prefix cache keeps it.")
+    user: str = Field(description="The user turn. It holds `{{ text }}` exactly once, without filters.")
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names the user turn reads: their values reach the prompt, so a change in one is another document."""
+        from jinja2 import TemplateSyntaxError, meta
+        from jinja2.sandbox import SandboxedEnvironment
+
+        try:
+            return frozenset(meta.find_undeclared_variables(SandboxedEnvironment().parse(self.user)))
+        except TemplateSyntaxError as e:
+            raise ConfigError(f"prompt.user, line {e.lineno} of it: {e.message}") from e
+
+
+class FakeEngine(Section):
+    """The engine for tests and dry runs: deterministic text, a set speed, faults on request."""
+
+    docs_per_s: Float | None = Field(None, gt=0, description="Completions a second; as fast as possible when unset.")
+    fail_every: Int | None = Field(None, ge=1, description="Every n-th request comes back with an error.")
+    die_after: Int | None = Field(None, ge=0, description="The engine dies after this many completions.")
+
+
+class Engine(Section):
+    backend: Literal["vllm", "fake"] = Field("vllm", description="The real engine, or a stand-in without a model.")
+    feed: Literal["rolling", "generate"] = Field(
+        "rolling",
+        description="`rolling` keeps a bounded number of requests in flight; `generate` is plain LLM.generate "
+        "over windows.",
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of vLLM's engine, under vLLM's own names and only those."
+    )
+    fake: FakeEngine = Field(FakeEngine(), description="For `backend: fake`.")
+
+    @field_validator("args")
+    @classmethod
+    def _no_nan(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value, default=str, allow_nan=False)
+        except ValueError as e:
+            raise ValueError("holds a number that is none (.nan or .inf)") from e
+        return value
+
+
+class Sampling(BaseModel):
+    """vLLM's SamplingParams under their own names; max_tokens is always set, since vLLM's default is 16."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    temperature: Float = Field(0.0, ge=0, description="0 always takes the likeliest token.")
+    max_tokens: Int = Field(256, ge=1, description="Tokens of a summary at most; what is longer is cut and flagged.")
+
+    @property
+    def others(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Checkpoint(Section):
+    interval_s: Float = Field(30.0, gt=0, description="Finished work is on disk after at most so many seconds.")
+    rows: Int = Field(2000, ge=1, description="A part is written as soon as so many rows have gathered.")
+
+
+class Failures(Section):
+    max: Int = Field(0, ge=0, description="Up to so many failed documents the run still ends with 0.")
+
+
+class Output(Section):
+    dir: str = Field(description="The run directory: summaries, report, and what a resume needs.")
+
+    @property
+    def path(self) -> Path:
+        return Path(os.path.expanduser(self.dir))  # noqa: PTH111  Path's own raises for a user that is not there
+
+
+class Job(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="What the run is called in its reports.")
+    input: list[Input] = Field(min_length=1, description="The documents: one entry for files of one shape.")
+    prompt: Prompt = Field(description="What the model is told.")
+    engine: Engine = Field(Engine(), description="What runs the model, and how.")
+    sampling: Sampling = Field(Sampling(), description="How the model writes: vLLM's SamplingParams by their names.")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="When finished work is written.")
+    failures: Failures = Field(Failures(), description="What failed documents mean for the whole run.")
+    output: Output = Field(description="Where the summaries go.")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a job's keys stand: `place(("engine", "args"))` is a text like `jobs/a.yaml, line 12`."""
+
+    file: Path
+    lines: dict[KeyPath, int]
+
+    def place(self, at: KeyPath) -> str:
+        for end in range(len(at), 0, -1):
+            if at[:end] in self.lines:
+                line = self.lines[at[:end]]
+                return f"{self.file}, line {line}" if line else f"--set {_dotted(at[:end])}"
+        return str(self.file)
+
+    def where(self, at: KeyPath) -> str:
+        """The place and the key: `jobs/a.yaml, line 12: engine.args`, or `--set engine.args`."""
+        place, key = self.place(at), _dotted(at)
+        return place if place == f"--set {key}" else f"{place}: {key}"
+
+    def refuse_unknown(self, at: KeyPath, names: Iterable[str], known: Sequence[str], *, what: str) -> None:
+        """Raise ConfigError for the first of `names` that is not among `known`."""
+        for name in names:
+            if name not in known:
+                key = (*at, name)
+                raise ConfigError(f"{self.where(key)}: {what} has no {name!r}{nearest(name, known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    job: Job
+    origin: Origin
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
+    """The job in `file` with `sets` (`a.b=value`, YAML values) laid over it.
+
+    Raises ConfigError with every fault found, one a line.
+    """
+    raw, lines = yaml_lines.load(file)
+    for assignment in sets:
+        _apply_set(raw, lines, assignment)
+    origin = Origin(file, lines)
+    try:
+        job = Job.model_validate(raw)
+    except ValidationError as e:
+        faults = [_fault(origin, error) for error in e.errors()]
+        raise ConfigError("\n".join(faults)) from e
+    if faults := _keep_faults(origin, job):
+        raise ConfigError("\n".join(faults))
+    return JobFile(job, origin)
+
+
+# Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
+COLUMNS = (
+    "id", "id_type", "summary", "status", "error_type", "error", "finish_reason", "flags", "prompt_tokens",
+    "cached_tokens", "completion_tokens", "requests", "source", "place", "doc_key", "content_hash",
+    "fingerprint", "finished_at",
+)  # fmt: skip
+
+
+def _keep_faults(origin: Origin, job: Job) -> list[str]:
+    faults = []
+    for index, item in enumerate(job.input):
+        where = origin.where(("input", index, "keep"))
+        faults += [
+            f"{where}: {ours!r} is a name of batchgen's own; give it another: keep: {{{theirs}: my_{ours}}}"
+            for theirs, ours in item.keep.items()
+            if ours in COLUMNS or ours == "text"
+        ]
+        if len(set(item.keep.values())) < len(item.keep):
+            faults.append(f"{where}: two fields get the same name")
+    return faults
+
+
+def _apply_set(raw: dict[str, Any], lines: dict[KeyPath, int], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {assignment}: a key and a value are wanted: --set engine.feed=generate")
+    try:
+        value = yaml_lines.parse(text)
+    except ValueError as e:
+        raise ConfigError(f"--set {assignment}: the value is no valid YAML") from e
+    at: Any = raw
+    path: list[str | int] = []
+    for number, part in enumerate(parts, 1):
+        step: Any = int(part) if isinstance(at, list) and part.isdecimal() else part
+        if isinstance(at, list) and not (isinstance(step, int) and step < len(at)):
+            raise ConfigError(f"--set {assignment}: no entry {step!r} in a list of {len(at)}")
+        if not isinstance(at, dict | list):
+            raise ConfigError(f"--set {assignment}: {key!r} leads through {path[-1]!r}, which holds no keys")
+        path.append(step)
+        if number == len(parts):
+            at[step] = value
+        else:
+            old = at.get(step) if isinstance(at, dict) else at[step]
+            if old is None:
+                lines.setdefault(tuple(path), 0)
+            # A copy: an alias elsewhere in the file may name the same section.
+            at[step] = {} if old is None else copy.copy(old)
+            at = at[step]
+    for below in [known for known in lines if known[: len(path)] == tuple(path)]:
+        del lines[below]
+    lines[tuple(path)] = 0  # 0: not from the file
+
+
+def _fault(origin: Origin, error: Any) -> str:
+    at: KeyPath = tuple(error["loc"])
+    if at[-1] == "[key]" or error["type"] == "invalid_key":  # the key itself is wrong: a number, say
+        at = at if at[-1] != "[key]" else at[:-1]
+        at = (*at[:-1], str(at[-1]))
+    where = origin.where(at)
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown key{nearest(str(at[-1]), _known_keys(at[:-1]))}"
+    if error["type"] == "missing":
+        return f"{where}: this key is required"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')} (given: {error['input']!r})"
+
+
+def _known_keys(at: KeyPath) -> list[str]:
+    """The keys of the section at `at`."""
+    section: Any = Job
+    for part in at:
+        if isinstance(part, int):
+            continue  # the list's own annotation was unpacked already
+        annotation = section.model_fields[part].annotation
+        section = get_args(annotation)[0] if get_args(annotation) else annotation
+    return list(section.model_fields)
+
+
+def _dotted(at: KeyPath) -> str:
+    return ".".join(str(part) for part in at)

@@ -1,0 +1,102 @@
+"""The values that travel along the line: Split → Document → Prepared → Request → Completion → Record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+Status = Literal["ok", "failed", "skipped"]
+
+# Flags of a record.
+DOCUMENT_TRUNCATED = "document_truncated"  # the document was cut to fit the context
+SUMMARY_CUT = "summary_cut"  # the summary reached max_tokens
+COPIED = "copied"  # the summary is the beginning of its document, word for word
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece of one input file: `start` to `end` are bytes of JSONL, row groups of Parquet; end exclusive.
+
+    `index` is the place in plan.json and never changes; `input` is the place in the job's `input` list.
+    """
+
+    index: int
+    input: int
+    source: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One input record, or the reason why it is none (`error`).
+
+    key: 16 bytes, identity. content: 8 bytes, hash of all fields that reach the prompt.
+    source: the file as the job names it. place: `byte N` (JSONL) or `row N` (Parquet), from 0.
+    """
+
+    key: bytes
+    content: bytes
+    source: str
+    place: str
+    id: str | None
+    id_type: str | None
+    fields: Mapping[str, Any]
+    text: str
+    keep: Mapping[str, Any]
+    split: int
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A document as token ids, ready to be sent; `skip` and `error` are (type, sentence) and mean: never sent."""
+
+    document: Document
+    prompt_ids: list[int]
+    flags: tuple[str, ...] = ()
+    skip: tuple[str, str] | None = None
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an engine is asked. `custom_id` is ours, never used twice in a run's life."""
+
+    custom_id: str
+    prompt_ids: list[int]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine answers: exactly one per request, in any order. `error` is set where it could not.
+
+    Tokens are counts; `cached_tokens` of the prompt came out of the prefix cache.
+    """
+
+    custom_id: str
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of the output: what became of one document. The columns are described in docs/output.md."""
+
+    document: Document
+    status: Status
+    summary: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    flags: tuple[str, ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    requests: int = 0
+    finished_at: datetime = field(default_factory=lambda: datetime.now(UTC))

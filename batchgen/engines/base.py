@@ -1,0 +1,73 @@
+"""The seam to an engine: what it takes, what it gives back, and what it promises."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from batchgen.data import Completion, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """in_flight: requests the engine wants at most. max_model_len: tokens of prompt and answer together.
+
+    fill_first: `poll` answers when all that is in flight is done, so it is called with as much as there is.
+    """
+
+    in_flight: int
+    max_model_len: int
+    fill_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """Counters since this engine started, in tokens and requests; None where the engine does not tell."""
+
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    prefix_cache_queries: int | None = None
+    prefix_cache_hits: int | None = None
+    preemptions: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_cache_usage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine turned out to be, for run.json and the report. KV cache in tokens."""
+
+    backend: str
+    args: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    kv_cache_tokens: int | None = None
+    kv_cache_max_concurrency: float | None = None
+    max_num_seqs: int | None = None
+
+
+class Engine(Protocol):
+    """Contract: any order; exactly one completion per submitted request that is not aborted.
+
+    A problem of one request is a completion with `error`; a problem of the engine raises EngineError, after which
+    only `close` may be called. All calls come from the thread that made the engine.
+    """
+
+    limits: Limits
+    info: EngineInfo
+
+    def submit(self, request: Request) -> None: ...
+
+    def poll(self) -> list[Completion]:
+        """Work for a while; the completions that are ready, none where nothing is in flight."""
+        ...
+
+    def abort(self, custom_ids: Sequence[str]) -> None:
+        """Forget these requests; they give no completion."""
+        ...
+
+    def metrics(self) -> EngineMetrics: ...
+
+    def close(self) -> None:
+        """Free everything; no process of the engine is left."""
+        ...

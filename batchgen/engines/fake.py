@@ -1,0 +1,82 @@
+"""The engine for tests and dry runs: deterministic text, a set speed, faults on request, no model."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from batchgen.config import FakeEngine as Settings
+from batchgen.data import Completion, Request
+from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
+from batchgen.errors import EngineError
+from batchgen.tokenizer import Tokenizer
+
+_SUMMARY_TOKENS = 24
+
+
+class FakeEngine:
+    """Answers with the end of the prompt's middle, so that each text belongs to its document and to no other.
+
+    With `fill_first` it answers window by window, like LLM.generate. Finished requests come out last in, first
+    out within a poll: nothing may rely on an order.
+    """
+
+    def __init__(
+        self, settings: Settings, tokenizer: Tokenizer, *, max_num_seqs: int, max_model_len: int, fill_first: bool
+    ) -> None:
+        self.limits = Limits(2 * max_num_seqs, max_model_len, fill_first=fill_first)
+        self.info = EngineInfo(backend="fake", max_num_seqs=max_num_seqs)
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._batch = 2 * max_num_seqs if fill_first else max_num_seqs
+        self._waiting: deque[Request] = deque()
+        self._submitted = 0
+        self._completed = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._next = time.monotonic()
+
+    def submit(self, request: Request) -> None:
+        self._submitted += 1
+        self._waiting.append(request)
+
+    def poll(self) -> list[Completion]:
+        take = min(len(self._waiting), self._batch)
+        if self._settings.docs_per_s and take:
+            if not self.limits.fill_first:
+                take = min(take, max(1, int(self._settings.docs_per_s / 20)))  # a poll takes about 50 ms
+            self._next = max(self._next, time.monotonic()) + take / self._settings.docs_per_s
+            time.sleep(max(0.0, self._next - time.monotonic()))
+        completions = []
+        for request in [self._waiting.popleft() for _ in range(take)]:
+            if self._settings.die_after is not None and self._completed >= self._settings.die_after:
+                raise EngineError(f"the fake engine died after {self._completed} completions, as its settings say")
+            self._completed += 1
+            completions.append(self._answer(request))
+        return completions[::-1]
+
+    def _answer(self, request: Request) -> Completion:
+        prompt_tokens = len(request.prompt_ids)
+        self._prompt_tokens += prompt_tokens
+        if self._settings.fail_every and self._completed % self._settings.fail_every == 0:
+            return Completion(request.custom_id, error="the fake engine failed this request, as its settings say")
+        count = min(_SUMMARY_TOKENS, request.max_tokens)
+        middle = prompt_tokens // 2
+        ids = request.prompt_ids[middle : middle + count]
+        self._generation_tokens += len(ids)
+        return Completion(
+            request.custom_id,
+            text=f"[{prompt_tokens}] " + self._tokenizer.decode_batch([ids])[0],
+            finish_reason="length" if count < _SUMMARY_TOKENS else "stop",
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(ids),
+        )
+
+    def abort(self, custom_ids: Sequence[str]) -> None:
+        gone = set(custom_ids)
+        self._waiting = deque(request for request in self._waiting if request.custom_id not in gone)
+
+    def metrics(self) -> EngineMetrics:
+        return EngineMetrics(prompt_tokens=self._prompt_tokens, generation_tokens=self._generation_tokens)
+
+    def close(self) -> None:
+        self._waiting.clear()

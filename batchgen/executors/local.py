@@ -1,0 +1,283 @@
+"""One start of a run in this process: lock, fingerprint, plan, index, pass, settling, report."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from batchgen import __version__, checkpoint, plan, report
+from batchgen.config import Job, JobFile
+from batchgen.engines import settings, vllm_names
+from batchgen.engines.base import Engine, EngineInfo
+from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, ConfigError, FingerprintError, InputError
+from batchgen.fingerprint import differences, digest, fingerprint
+from batchgen.lifecycle import Stop
+from batchgen.model import Model, resolve
+from batchgen.pipeline import Line, Reading, run_pass
+from batchgen.progress import Progress
+from batchgen.prompts import PromptBuilder, check_templates
+from batchgen.rundir import SHARD, RunDirectory
+from batchgen.sinks.parquet import ParquetSink, kept_types
+from batchgen.stats import Stats, Telemetry
+from batchgen.tokenizer import BytesTokenizer, HuggingFaceTokenizer, Tokenizer
+from batchgen.workflows.single import SingleWorkflow
+
+OnChange = Literal["refuse", "keep", "new-run"]
+log = logging.getLogger("batchgen")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line adds to a job."""
+
+    limit: int | None = None
+    fresh: bool = False
+    on_change: OnChange = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """exit_status and the sentence for it; report is report.json's value, None where the run never began."""
+
+    exit_status: int
+    reason: str
+    report: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job whose model, templates and lengths were looked at; nothing is read or written yet."""
+
+    job: Job
+    model: Model | None
+    max_prompt_tokens: int
+    fingerprint: Mapping[str, Any]
+
+
+def check(file: JobFile) -> Checked:
+    """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second."""
+    job = file.job
+    check_templates(job, file.origin)
+    vllm_names.check(file)
+    name = job.engine.args.get("model")
+    model = resolve(str(name), job.engine.args.get("revision")) if name else None
+    context = settings.max_model_len(job, model)
+    room = context - job.sampling.max_tokens
+    if room < 1:
+        at = ("sampling", "max_tokens")
+        raise ConfigError(
+            f"{file.origin.place(at)}: sampling.max_tokens ({job.sampling.max_tokens}) leaves no room for a document "
+            f"in max_model_len ({context}): lower it, or raise engine.args.max_model_len"
+        )
+    return Checked(job, model, room, fingerprint(job, model, max_prompt_tokens=room))
+
+
+def tokenizer_of(checked: Checked) -> Tokenizer:
+    """The model's own tokenizer; bytes where the job names no model. Takes seconds: transformers is imported."""
+    if checked.model is None:
+        return BytesTokenizer()
+    trust = bool(checked.job.engine.args.get("trust_remote_code", False))
+    return HuggingFaceTokenizer(checked.model.folder, trust_remote_code=trust)
+
+
+def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
+    """Go on with the job's run, or begin it. Raises BatchgenError where nothing could be begun."""
+    checked = check(file)
+    with RunDirectory(checked.job.output.path) as directory:
+        return _Attempt(checked, options, stop, directory).run()
+
+
+@dataclass
+class _Attempt:
+    checked: Checked
+    options: Options
+    stop: Stop
+    directory: RunDirectory
+    stats: Stats = field(default_factory=Stats)
+    _tokenizer: Tokenizer | None = None
+
+    @property
+    def job(self) -> Job:
+        return self.checked.job
+
+    def run(self) -> Outcome:
+        self._settle_identity()
+        files = plan.make(self.job, self.directory)
+        kept = files.kept(self.job)
+        kept |= kept_types(self.directory.parts(ParquetSink.suffix), list(kept))
+        sink = ParquetSink(kept, owner=self.directory.owner)
+        loaded = checkpoint.load(self.job, files.files, self.directory, sink)
+        for damaged in loaded.damaged:
+            log.warning("damaged part: %s", damaged)
+        about = "" if files.exact else "about "
+        log.info("%s%s documents in %s files; %s done before → %s", about, f"{files.rows:,}", len(files.files),
+                 f"{loaded.index.done:,}", self.directory.path)  # fmt: skip
+        attempt = self.directory.next_attempt()
+        telemetry = Telemetry(self.directory.telemetry(attempt), attempt=attempt, batchgen=__version__)
+        committer = checkpoint.Committer(
+            self.job, self.directory, sink, digest(self.checked.fingerprint), attempt,
+            {one.source: one for one in files.files},
+        )  # fmt: skip
+        progress = Progress(files)
+        line = Line(
+            job=self.job,
+            plan=files,
+            whole=loaded.whole,
+            index=loaded.index,
+            prompts=self._prompts,
+            engine=lambda: self._engine(attempt),
+            workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", max_tokens=self.job.sampling.max_tokens),
+            committer=committer,
+            stats=self.stats,
+            telemetry=telemetry,
+            progress=progress,
+            stop=self.stop,
+            engine_ready=self._note_engine,
+            limit=self.options.limit,
+        )
+        failure: BatchgenError | None = None
+        reading = Reading()
+        orphans = 0
+        try:
+            run_pass(line, reading)
+            orphans = self._finish(line, reading, sink)
+        except BatchgenError as e:
+            failure = e
+        finally:
+            progress.close(self.stats)
+        return self._end(line, reading, sink, failure, {"damaged parts": list(loaded.damaged), "orphans": orphans})
+
+    def _settle_identity(self) -> None:
+        """Go on only with the settings of the parts that are there, unless told otherwise."""
+        if self.options.fresh:
+            if self.directory.run_json.exists() or self.directory.parts(ParquetSink.suffix):
+                log.info("--fresh: the old run is now %s", self.directory.set_aside())
+            old = None
+        else:
+            old = self.directory.read_run()
+        now = self.checked.fingerprint
+        made = bool(self.directory.parts(ParquetSink.suffix))  # without a row, settings are nobody's yet
+        if made and old is not None and (lines := differences(old["fingerprint"], now)):
+            if self.options.on_change == "refuse":
+                raise FingerprintError(_refusal(self.directory.path, lines))
+            if self.options.on_change == "keep" and old["fingerprint"]["columns"] != now["columns"]:
+                raise FingerprintError(
+                    f"{self.directory.path}: the kept fields are not those of the run there, and all its parts "
+                    "have the same columns: --on-change new-run, or the old list under input.keep"
+                )
+            if self.options.on_change == "new-run":
+                log.info("--on-change new-run: the old run is now %s", self.directory.set_aside())
+                old = None
+            else:
+                log.info("--on-change keep: going on under new settings; rows tell theirs in column fingerprint")
+        began = (old or {}).get("began") or datetime.now(UTC).isoformat(timespec="seconds")
+        earlier = dict((old or {}).get("earlier_fingerprints", {}))
+        if made and old is not None and digest(old["fingerprint"]) != digest(now):
+            earlier[digest(old["fingerprint"])] = old["fingerprint"]
+        value = (old or {}) | {
+            "name": self.job.name,
+            "began": began,
+            "batchgen": __version__,
+            "fingerprint": now,
+            "fingerprint_digest": digest(now),
+            "earlier_fingerprints": earlier,
+            "job": self.job.model_dump(),
+        }
+        if value != old:
+            self.directory.write_run(value)
+
+    def _make_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer_of(self.checked)
+        return self._tokenizer
+
+    def _prompts(self) -> PromptBuilder:
+        return PromptBuilder(self.job, self._make_tokenizer(), max_prompt_tokens=self.checked.max_prompt_tokens)
+
+    def _engine(self, attempt: int) -> Engine:
+        job, model = self.job, self.checked.model
+        if job.engine.backend == "fake":
+            from batchgen.engines.fake import FakeEngine
+
+            return FakeEngine(
+                job.engine.fake,
+                self._make_tokenizer(),
+                max_num_seqs=settings.max_num_seqs(job),
+                max_model_len=settings.max_model_len(job, model),
+                fill_first=job.engine.feed == "generate",
+            )
+        from batchgen.engines.vllm import GenerateEngine, VllmEngine
+
+        assert model is not None
+        path = self.directory.logs / f"engine-{attempt:05d}.log"
+        args = job.engine.args | settings.chosen(job, model) | {"model": model.name}
+        log.info("starting the engine with %s (log: %s)", model.name, path)
+        engines: dict[str, Callable[..., Engine]] = {"rolling": VllmEngine, "generate": GenerateEngine}
+        return engines[job.engine.feed](args, job.sampling, log=path)
+
+    def _note_engine(self, info: EngineInfo) -> None:
+        """run.json tells the engine of the latest attempt that had one."""
+        from dataclasses import asdict
+
+        value = self.directory.read_run() or {}
+        value["engine"] = asdict(info) | {"feed": self.job.engine.feed}
+        self.directory.write_run(value)
+        if info.backend != "fake":
+            cache = f", KV cache {info.kv_cache_tokens:,} tokens" if info.kv_cache_tokens else ""
+            log.info("engine ready in %.0f s: %s%s", self.stats.counts.engine_start_s, info.device, cache)
+
+    def _finish(self, line: Line, reading: Reading, sink: ParquetSink) -> int:
+        """After a whole pass: one row a document. The number of orphans moved."""
+        orphans = {key.hex() for key in line.index.unseen()} if reading.complete else set()
+        if orphans or reading.edited:
+            checkpoint.settle(self.directory, sink, orphans)
+        if orphans:
+            log.info("%s rows of documents that are gone were moved to %s", len(orphans), self.directory.orphans)
+        return len(orphans)
+
+    def _end(
+        self, line: Line, reading: Reading, sink: ParquetSink, failure: BatchgenError | None, notes: dict[str, Any]
+    ) -> Outcome:
+        for error in reading.file_errors:
+            log.error("%s", error)
+        if failure is None and reading.file_errors:
+            failure = InputError(f"{len(reading.file_errors)} input files could not be read to the end")
+        rows = report.read_rows(self.directory, sink)
+        finished = failure is None and reading.complete
+        status, reason = OK, "finished"
+        if failure is not None:
+            status, reason = failure.exit_status, str(failure)
+        elif rows.status["failed"] > self.job.failures.max:
+            status = TOO_MANY_FAILED
+            reason = f"finished, {rows.status['failed']} documents failed (failures.max is {self.job.failures.max})"
+        elif not reading.complete:
+            reason = f"--limit {self.options.limit} reached"
+        counts = self.stats.now()
+        scope = report.Scope(
+            name=self.job.name,
+            attempt=line.committer.attempt,
+            counts=counts,
+            exit_status=status,
+            reason=reason,
+            rows=rows,
+            stale=0 if finished else max(0, reading.edited - rows.superseded),
+            total_rows=counts.read if reading.complete else max(line.plan.rows, rows.count),
+            total_exact=reading.complete or line.plan.exact,
+            notes=notes | {"input files with errors": reading.file_errors, "edited documents": reading.edited,
+                           "duplicate ids": reading.duplicates},
+        )  # fmt: skip
+        value = report.build(self.directory, scope)
+        report.write(self.directory, value)
+        line.telemetry.close(self.stats, status)
+        return Outcome(status, reason, value)
+
+
+def _refusal(path: Path, lines: list[str]) -> str:
+    shown = "\n".join(f"  {line}" for line in lines)
+    return (
+        f"{path}: the run there was made with other settings:\n{shown}\n"
+        "Go on with one of: the old settings; --on-change keep (new rows under the new settings, old rows stay); "
+        "--on-change new-run (the old run is moved aside, a new one begins)"
+    )

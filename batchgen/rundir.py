@@ -1,0 +1,175 @@
+"""The run directory: its names, its lock, and run.json."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from batchgen import fsio
+from batchgen.errors import ConfigError, LockedError
+
+_PATIENCE_S = 0.2  # `status` takes the lock for a moment to see whether it is held
+SHARD = 0  # this version runs one shard a run; names and locks have room for more
+
+
+class RunDirectory:
+    """Paths of a run directory; as a context manager it holds the shard's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.summaries = path / "summaries"
+        self.orphans = path / "orphans"
+        self.damaged = path / "damaged"
+        self.logs = path / "logs"
+        self.plan_json = path / "plan.json"
+        self.run_json = path / "run.json"
+        self.report_json = path / "report.json"
+        self.report_md = path / "report.md"
+        self._lock_file = path / "locks" / f"shard-{SHARD:05d}.lock"
+        self._holder_file = self._lock_file.with_suffix(".holder.json")
+        self._lock: FileLock | None = None
+
+    def __enter__(self) -> Self:
+        """Take the lock, or raise LockedError with who holds it. The kernel frees it however the holder ends.
+
+        Raises ConfigError in a folder that is no run's and holds other things: nothing is written or cleared there.
+        """
+        if not self.run_json.exists():
+            self._refuse_foreign("name another as output.dir")
+        try:
+            self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise fsio.output_error(self._lock_file, e) from e
+        lock = FileLock(self._lock_file, timeout=_PATIENCE_S)
+        try:
+            lock.acquire()
+        except Timeout as e:
+            raise LockedError(f"{self.path}: another process holds this run: {self.holder() or 'just starting'}") from e
+        except OSError as e:
+            raise fsio.output_error(self._lock_file, e) from e
+        self._lock = lock
+        holder = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": datetime.now(UTC).isoformat("T", "seconds"),
+        }
+        fsio.write_atomic(self._holder_file, json.dumps(holder).encode())
+        for folder in (self.path, self.summaries, self.orphans):
+            fsio.clear_temporary(folder, self.owner)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            with contextlib.suppress(OSError):  # it only tells; the lock holds
+                self._holder_file.unlink()
+            self._lock.release()
+            self._lock = None
+
+    def holder(self) -> str | None:
+        """Who says to hold the run: host, pid and since when."""
+        try:
+            told = json.loads(self._holder_file.read_text())
+            return f"pid {told['pid']} on {told['host']} since {told['since']}"
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def is_held(self) -> bool:
+        """Whether some process holds the run now."""
+        if not self._lock_file.exists():
+            return False
+        probe = FileLock(self._lock_file, timeout=0)
+        try:
+            probe.acquire()
+        except (Timeout, OSError):
+            return True
+        probe.release()
+        return False
+
+    @property
+    def owner(self) -> str:
+        """Whose temporary files are ours: this shard's."""
+        return f"{SHARD:05d}"
+
+    def parts(self, suffix: str) -> list[Path]:
+        """Committed parts, oldest first: a part's name sorts by attempt, shard and number."""
+        return sorted(self.summaries.glob(f"part-*{suffix}"))
+
+    def part(self, attempt: int, number: int, suffix: str) -> Path:
+        return self.summaries / f"part-{attempt:05d}-{SHARD:05d}-{number:06d}{suffix}"
+
+    def telemetry(self, attempt: int) -> Path:
+        return self.path / f"telemetry-{SHARD:05d}-{attempt:05d}.jsonl"
+
+    def telemetries(self) -> list[Path]:
+        return sorted(self.path.glob("telemetry-*.jsonl"))
+
+    def next_attempt(self) -> int:
+        """One more than any attempt that left a trace."""
+        names = [path.name for folder in (self.path, self.summaries) for path in folder.glob("*-*-*")]
+        numbers = [
+            int(found[1])
+            for name in names
+            if (found := re.match(r"part-(\d+)-", name) or re.match(r"telemetry-\d+-(\d+)\.", name))
+        ]
+        return max(numbers, default=0) + 1
+
+    def read_run(self) -> dict[str, Any] | None:
+        """run.json, or None in a new directory. Raises ConfigError where there are parts but no run.json."""
+        try:
+            value = json.loads(self.run_json.read_text())
+        except FileNotFoundError:
+            if any(self.summaries.glob("part-*")):
+                raise ConfigError(
+                    f"{self.path}: holds parts but no run.json, so nobody knows which settings made them; "
+                    "start with --fresh to move them aside"
+                ) from None
+            self._refuse_foreign("name the folder of a run")
+            return None
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"{self.run_json}: cannot be read: {e}; start with --fresh to move the run aside") from e
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.run_json}: cannot be read: no object; start with --fresh to move the run aside")
+        return value
+
+    def _refuse_foreign(self, way_out: str) -> None:
+        if self.path.is_dir() and (foreign := _foreign(self.path)):
+            raise ConfigError(f"{self.path}: is no run directory (it holds {foreign}); {way_out}")
+
+    def write_run(self, value: Mapping[str, Any]) -> None:
+        data = json.dumps(value, indent=2, sort_keys=True, default=str) + "\n"
+        fsio.write_atomic(self.run_json, data.encode(), owner=self.owner)
+
+    def set_aside(self) -> Path:
+        """Move this run, lock and all, to a free name beside it, and begin an empty directory in its place."""
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        names = [
+            self.path.with_name(f"{self.path.name}.{stamp}{suffix}")
+            for suffix in ("", *map("-{}".format, range(1, 99)))
+        ]
+        aside = next(name for name in names if not name.exists())
+        try:
+            self.path.rename(aside)
+        except OSError as e:
+            raise fsio.output_error(self.path, e) from e
+        old, self._lock = self._lock, None
+        self.__enter__()
+        if old is not None:
+            old.release()
+        (aside / self._holder_file.relative_to(self.path)).unlink(missing_ok=True)
+        return aside
+
+
+def _foreign(path: Path) -> str | None:
+    """A name in the folder that no run directory holds."""
+    ours = re.compile(r"(\.tmp-.*|locks|logs|summaries|orphans|damaged|(run|plan|report)\..*|telemetry-.*)$")
+    return next((entry.name for entry in sorted(path.iterdir()) if not ours.match(entry.name)), None)

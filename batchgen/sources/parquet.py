@@ -1,0 +1,109 @@
+"""Parquet: splits are runs of row groups; only the columns a job needs are read, in small batches."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchgen.config import Input
+from batchgen.data import Document, Split
+from batchgen.errors import InputError
+from batchgen.sources.base import FileFacts, Reader
+
+_BATCH_ROWS = 256
+
+
+class ParquetSource:
+    def __init__(self, item: Input, number: int, path: str, prompt_fields: frozenset[str]) -> None:
+        self._item = item
+        self._number = number
+        self._path = Path(path)
+        self._reader = Reader(item, path, prompt_fields)
+        self._wanted = [name for name in (item.text_field, item.id_field, *item.keep) if name is not None]
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            # Pre-buffering holds whole row groups in memory.
+            return pq.ParquetFile(self._path, pre_buffer=False)
+        except (OSError, pa.ArrowException) as e:
+            raise InputError(f"{self._path}: no readable Parquet file: {_first_line(e)}") from e
+
+    def facts(self) -> FileFacts:
+        with self._open() as file:
+            schema = file.schema_arrow
+            for wanted in self._wanted:
+                column = wanted if wanted in schema.names else wanted.split(".")[0]
+                if schema.names.count(column) > 1:
+                    raise InputError(f"{self._path}: has two columns {column!r}; nobody knows which is meant")
+            for what, name in (("text_field", self._item.text_field), ("id_field", self._item.id_field)):
+                if name is not None and _type_of(schema, name) is None:
+                    columns = ", ".join(schema.names)
+                    raise InputError(f"{self._path}: has no column {name!r} ({what}); it has: {columns}")
+            kept = {ours: kind for theirs, ours in self._item.keep.items() if (kind := _type_of(schema, theirs))}
+            stat = self._path.stat()
+            rows = file.metadata.num_rows
+        return FileFacts(str(self._path), self._number, stat.st_size, stat.st_mtime_ns, rows, exact=True, kept=kept)
+
+    def cut(self, *, begin: int, target_bytes: int) -> list[tuple[int, int]]:
+        cuts, start, size = [], begin, 0
+        with self._open() as file:
+            groups = file.metadata.num_row_groups
+            for group in range(begin, groups):
+                size += file.metadata.row_group(group).total_byte_size
+                if size >= target_bytes or group == groups - 1:
+                    cuts.append((start, group + 1))
+                    start, size = group + 1, 0
+        return cuts
+
+    def read(self, split: Split) -> Iterator[Document]:
+        with self._open() as file:
+            columns = sorted({name for name in self._wanted if _type_of(file.schema_arrow, name) is not None})
+            row = sum(file.metadata.row_group(group).num_rows for group in range(split.start))
+            try:
+                # Group by group: a batch over two groups would lose whole rows to a broken one behind them.
+                for group in range(split.start, split.end):
+                    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
+                        for record in _records(batch):
+                            yield self._document(record, row, split.index)
+                            row += 1
+            except (OSError, pa.ArrowException) as e:
+                raise InputError(f"{self._path}: row {row}: cannot be read: {_first_line(e)}") from e
+
+    def _document(self, record: dict[str, Any] | Exception, row: int, split: int) -> Document:
+        place = f"row {row}"
+        if isinstance(record, Exception):
+            return self._reader.broken(place, split, ("bad_value", f"{place}: {_first_line(record)}"), b"")
+        return self._reader.document(record, place, split)
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | Exception]:
+    """The rows; for one with a value that Python cannot hold (text that is no UTF-8, the year 300000) the error."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):
+        for n in range(batch.num_rows):
+            try:
+                yield from batch.slice(n, 1).to_pylist()
+            except (ValueError, OverflowError) as e:
+                yield e
+
+
+def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """The type of a column, or of a field inside a struct column; None where there is none."""
+    if name in schema.names:
+        return schema.field(name).type
+    first, *steps = name.split(".")
+    if first not in schema.names:
+        return None
+    kind = schema.field(first).type
+    for step in steps:
+        if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
+            return None
+        kind = kind.field(step).type
+    return kind
+
+
+def _first_line(e: Exception) -> str:
+    return str(e).splitlines()[0] if str(e) else type(e).__name__

@@ -1,0 +1,189 @@
+"""What an attempt counts and times, and how attempts add up. Times are seconds, tokens are counts."""
+
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+import jsonlines
+
+from batchgen.data import Completion, Record
+from batchgen.engines.base import EngineMetrics
+from batchgen.fsio import output_error
+
+SAMPLE_S = 5.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums of one attempt, or of several: `+` is associative.
+
+    Tokens are those of finished requests. `generated_tokens` is the engine's own count, which includes tokens of
+    requests that did not finish. `kept_tokens` are output tokens of ok records.
+    """
+
+    read: int = 0
+    done_before: int = 0
+    ok: int = 0
+    failed: int = 0
+    skipped: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    generated_tokens: int = 0
+    kept_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemptions: int = 0
+    total_s: float = 0.0
+    engine_start_s: float = 0.0
+    steady_s: float = 0.0
+    drain_s: float = 0.0
+    commit_s: float = 0.0
+    starved_s: float = 0.0
+
+    def __add__(self, other: Self) -> "Counts":
+        names = [f.name for f in dataclasses.fields(self)]
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Output tokens that are in no ok record of the attempt that made them."""
+        return max(self.generated_tokens, self.completion_tokens) - self.kept_tokens
+
+
+class Stats:
+    """The counts of the running attempt. The reader's thread writes `read` and `done_before`, the engine's the rest.
+
+    Phases: start of the engine; steady, from the first request until no more documents come; drain, to the last
+    completion.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.reasons: Counter[str] = Counter()
+        self._begin = time.monotonic()
+        self._first: float | None = None
+        self._last_input: float | None = None
+        self._last_output: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def engine_started(self, seconds: float) -> None:
+        self.counts.engine_start_s += seconds
+        self._first = self._first or time.monotonic()
+
+    def no_more_documents(self) -> None:
+        self._last_input = self._last_input or time.monotonic()
+
+    def completed(self, completion: Completion) -> None:
+        self._last_output = time.monotonic()
+        self.counts.requests += 1
+        self.counts.prompt_tokens += completion.prompt_tokens
+        self.counts.cached_tokens += completion.cached_tokens
+        self.counts.completion_tokens += completion.completion_tokens
+
+    def recorded(self, record: Record) -> None:
+        if record.status == "ok":
+            self.counts.ok += 1
+            self.counts.kept_tokens += record.completion_tokens
+        elif record.status == "failed":
+            self.counts.failed += 1
+        else:
+            self.counts.skipped += 1
+        if record.error_type:
+            self.reasons[f"{record.status}: {record.error_type}"] += 1
+
+    def engine(self, metrics: EngineMetrics) -> None:
+        self.counts.generated_tokens = metrics.generation_tokens or 0
+        self.counts.prefix_cache_queries = metrics.prefix_cache_queries or 0
+        self.counts.prefix_cache_hits = metrics.prefix_cache_hits or 0
+        self.counts.preemptions = metrics.preemptions or 0
+
+    def now(self) -> Counts:
+        """The counts with the times up to this moment."""
+        at = time.monotonic()
+        first = self._first or at
+        last_input = max(first, self._last_input or at)
+        last_output = max(first, self._last_output or at) if self._last_input else at
+        self.counts.total_s = at - self._begin
+        # The engine is asked now and then: what came out of it since was generated too.
+        self.counts.generated_tokens = max(self.counts.generated_tokens, self.counts.completion_tokens)
+        self.counts.steady_s = min(last_input, last_output) - first
+        self.counts.drain_s = max(0.0, last_output - last_input)
+        return dataclasses.replace(self.counts)
+
+
+class Telemetry:
+    """telemetry-<shard>-<attempt>.jsonl: what an attempt did, as it does it. A start with nothing to do leaves none."""
+
+    def __init__(self, path: Path, **start: Any) -> None:
+        """start: values of the first event. Every call raises OutputError where the file cannot be written."""
+        self._path = path
+        self._start = start
+        self._sampled = 0.0
+        self._stream: TextIO | None = None
+        self._writer: jsonlines.Writer | None = None
+
+    def event(self, name: str, **values: Any) -> None:
+        try:
+            if self._writer is None:
+                self._stream = self._path.open("a", encoding="utf-8")
+                self._writer = jsonlines.Writer(self._stream, flush=True)
+                self._write("start", self._start)
+            self._write(name, values)
+        except OSError as e:
+            raise output_error(self._path, e) from e
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        assert self._writer is not None
+        line = {"event": name, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
+        self._writer.write(json.loads(json.dumps(line, default=str)))
+
+    def sample(self, stats: Stats, metrics: EngineMetrics) -> None:
+        stats.engine(metrics)
+        self._sampled = time.monotonic()
+        counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
+        engine = {"running": metrics.running, "waiting": metrics.waiting, "kv_cache_usage": metrics.kv_cache_usage}
+        self.event("sample", counts=counts, **engine)
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._sampled >= SAMPLE_S
+
+    def close(self, stats: Stats, status: int) -> None:
+        """Tell the end, where there was a beginning."""
+        if self._writer is not None:
+            counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
+            self.event("end", exit_status=status, counts=counts)
+        if self._stream is not None:
+            self._stream.close()
+
+
+def read_telemetry(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of an attempt; a last line that a kill cut short is left out."""
+    with path.open("rb") as stream:
+        for line in stream:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                return
+            if isinstance(value, dict):
+                yield value
+
+
+def counts_of(path: Path) -> Counts:
+    """The last counts an attempt told; zeros where it told none."""
+    last: dict[str, Any] = {}
+    for event in read_telemetry(path):
+        last = event.get("counts", last)
+    known = {f.name for f in dataclasses.fields(Counts)}
+    return Counts(**{name: value for name, value in last.items() if name in known})

@@ -1,0 +1,146 @@
+"""What every Source promises, tried on each: facts, cuts, documents."""
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+from helpers_data import ALL, documents, read, row, source, write_groups, write_lines
+
+from batchgen.data import Split
+from batchgen.errors import InputError
+
+ROWS = 40
+
+
+def write_jsonl(path, rows):
+    return write_lines(path.with_suffix(".jsonl"), *rows)
+
+
+def write_parquet(path, rows):
+    path = path.with_suffix(".parquet")
+    schema = pa.Table.from_pylist(rows).schema if rows else pa.schema([("id", pa.string()), ("text", pa.string())])
+    groups = [rows[n : n + 7] for n in range(0, len(rows), 7)] or [[]]
+    return write_groups(path, *[pa.Table.from_pylist(group, schema=schema) for group in groups])
+
+
+@pytest.fixture(params=[write_jsonl, write_parquet], ids=["jsonl", "parquet"])
+def write(request, tmp_path):
+    """Makes a file of rows, and gives its path."""
+    return lambda rows, name="a": request.param(tmp_path / name, list(rows))
+
+
+def test_facts_tell_the_file_as_it_is(write):
+    path = write(map(row, range(ROWS)))
+    facts = source(path, id_field="id", keep={"text": "copy"}).facts()
+    stat = path.stat()
+    assert (facts.source, facts.input) == (str(path), 0)
+    assert (facts.size, facts.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert (facts.rows, facts.exact) == (ROWS, True)
+    assert facts.kept == {"copy": pa.string()}
+
+
+@pytest.mark.parametrize("target", [1, 10, 100, 333, 1000, ALL])
+def test_whatever_the_target_the_cuts_follow_each_other_and_cover_every_row_once(write, target):
+    path = write(map(row, range(ROWS)))
+    cuts = source(path).cut(begin=0, target_bytes=target)
+    assert cuts[0][0] == 0
+    assert all(start < end for start, end in cuts)
+    assert [end for _, end in cuts[:-1]] == [start for start, _ in cuts[1:]]
+    found = documents(path, id_field="id", target_bytes=target)
+    assert [document.id for document in found] == [f"d{n}" for n in range(ROWS)]
+    assert found == documents(path, id_field="id")
+
+
+def test_a_small_target_cuts_more_often_than_a_large_one(write):
+    path = write(map(row, range(ROWS)))
+    at = source(path)
+    assert len(at.cut(begin=0, target_bytes=1)) > len(at.cut(begin=0, target_bytes=600)) > 1
+    assert len(at.cut(begin=0, target_bytes=ALL)) == 1
+
+
+def test_nothing_is_cut_where_the_last_cut_ended(write):
+    at = source(write(map(row, range(ROWS))))
+    end = at.cut(begin=0, target_bytes=ALL)[-1][1]
+    assert at.cut(begin=end, target_bytes=100) == []
+
+
+def test_a_later_begin_gives_the_rest(write):
+    path = write(map(row, range(ROWS)))
+    at = source(path, id_field="id")
+    first, *rest = at.cut(begin=0, target_bytes=300)
+    assert rest
+    again = at.cut(begin=first[1], target_bytes=ALL)
+    assert read(at, path, again) == read(at, path, rest)
+
+
+def test_a_file_without_rows_gives_no_documents(write):
+    path = write([])
+    assert source(path).facts().rows == 0
+    assert documents(path, target_bytes=1) == []
+
+
+def test_documents_tell_their_split_source_and_place(write):
+    path = write(map(row, range(ROWS)))
+    at = source(path, id_field="id")
+    start, end = at.cut(begin=0, target_bytes=ALL)[0]
+    found = list(at.read(Split(17, 0, str(path), start, end)))
+    assert {document.split for document in found} == {17}
+    assert {document.source for document in found} == {str(path)}
+    assert len({document.place for document in found}) == ROWS
+    word = "byte" if path.suffix == ".jsonl" else "row"
+    assert found[0].place == f"{word} 0"
+
+
+def test_a_split_can_be_read_again(write):
+    path = write(map(row, range(ROWS)))
+    at = source(path)
+    split = Split(0, 0, str(path), *at.cut(begin=0, target_bytes=300)[1])
+    assert list(at.read(split)) == list(at.read(split)) != []
+
+
+def test_a_reader_that_is_left_early_does_no_harm(write):
+    path = write(map(row, range(ROWS)))
+    at = source(path, id_field="id")
+    begun = at.read(Split(0, 0, str(path), *at.cut(begin=0, target_bytes=ALL)[0]))
+    assert next(begun).id == "d0"
+    begun.close()
+    assert len(documents(path)) == ROWS
+
+
+def test_keys_by_id_do_not_depend_on_file_or_place_and_those_by_place_do(write):
+    here, there = write(map(row, range(ROWS)), "here"), write(map(row, reversed(range(ROWS))), "there")
+    by_id = [{one.key for one in documents(path, id_field="id")} for path in (here, there)]
+    assert by_id[0] == by_id[1]
+    assert len(by_id[0]) == ROWS
+    by_place = [{one.key for one in documents(path)} for path in (here, there)]
+    assert not by_place[0] & by_place[1]
+    assert len(by_place[0] | by_place[1]) == 2 * ROWS
+
+
+def test_identity_and_content_are_the_same_in_every_format(tmp_path):
+    rows = [row(n, title=f"t{n}", year=n) for n in range(5)]
+    item = {"prompt": ("text", "title"), "id_field": "id", "keep": ["title", "year"]}
+    one, other = (documents(make(tmp_path / "a", rows), **item) for make in (write_jsonl, write_parquet))
+    strip = [[dataclasses.replace(document, source="", place="") for document in found] for found in (one, other)]
+    assert strip[0] == strip[1]
+
+
+def test_odd_rows_are_told_and_the_others_are_read(write):
+    rows = [row(0), {"id": None, "text": "x"}, {"id": "", "text": "x"}, {"id": "d3", "text": None}, row(4)]
+    found = documents(write(rows), id_field="id")
+    assert [document.error and document.error[0] for document in found] == [None, *["missing_id"] * 2, None, None]
+    assert [document.text for document in found] == ["text 0", "x", "x", "", "text 4"]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a\r\nb", "\u2028\u2029\x85", "\x00", "𝄞", "\ufeff", '"\\'])
+def test_text_comes_as_it_is(write, text):
+    assert [document.text for document in documents(write([row(0, text=text), row(1, text=text)]))] == [text, text]
+
+
+def test_a_missing_file_is_named(write):
+    path = write([row(0)])
+    at = source(path)
+    path.unlink()
+    for ask in (at.facts, lambda: at.cut(begin=0, target_bytes=1), lambda: read(at, path, [(0, 1)])):
+        with pytest.raises(InputError, match=path.name):
+            ask()

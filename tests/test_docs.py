@@ -1,0 +1,386 @@
+"""The pages say what the code says: commands, keys, columns, exit statuses, error types, links."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+import typing
+from functools import cache
+from pathlib import Path
+
+import annotated_types
+import click
+import pyarrow.parquet as pq
+import pytest
+from helpers_run import record, rows, start, write_job, write_jsonl
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from batchgen import config, data, errors
+from batchgen.cli import cli
+from batchgen.config import COLUMNS, Job
+from batchgen.sinks.parquet import KEPT_FIELD_UNFIT
+from batchgen.stats import read_telemetry
+
+TOP = Path(__file__).parent.parent
+DOCS = TOP / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), TOP / "README.md", TOP / "CONTRIBUTING.md"])
+
+
+# Reading a page.
+
+
+def squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+@cache
+def sections(page: Path) -> dict[str, str]:
+    """The text below each heading, up to the next; headings inside of code are none."""
+    found, at, in_code = {}, "", False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        in_code ^= line.startswith("```")
+        if line.startswith("#") and not in_code:
+            at = line.lstrip("# ").strip()
+            assert at not in found, f"{page.name}: heading {at!r} stands twice"
+            found[at] = ""
+        else:
+            found[at] = found.get(at, "") + line + "\n"
+    return found
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Cells of each table row, without the two rows of the head; code marks around a whole cell are taken off."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
+        assert all(len(cells) == len(lines[0]) for cells in lines), f"uneven table: {block}"
+        assert all(re.fullmatch(r"\s*:?-+:?\s*", cell) for cell in lines[1]), f"no table: {block}"
+        found.append([[bare(cell) for cell in cells] for cells in lines[2:]])
+    return found
+
+
+def bare(cell: str) -> str:
+    text = squeeze(cell).replace("\\|", "|")
+    return text[1:-1] if re.fullmatch(r"`[^`]+`", text) else text
+
+
+def table(page: str, heading: str) -> dict[str, list[str]]:
+    """The first table below a heading: its other cells by the first; the first cell stands once."""
+    lines = tables(sections(DOCS / page)[heading])[0]
+    found = {first: rest for first, *rest in lines}
+    assert len(found) == len(lines), f"{page}, {heading}: a row stands twice"
+    return found
+
+
+# Commands.
+
+
+def commands(command: click.Command = cli, name: str = "batchgen") -> dict[str, click.Command]:
+    found = {name: command}
+    if isinstance(command, click.Group):
+        for below in command.commands:
+            found |= commands(command.commands[below], f"{name} {below}")
+    return found
+
+
+def heading_of(name: str) -> str:
+    arguments = [one for one in commands()[name].params if isinstance(one, click.Argument)]
+    return " ".join([name, *(one.make_metavar(context(name)) for one in arguments)])
+
+
+def context(name: str) -> click.Context:
+    return click.Context(commands()[name], info_name=name, **cli.context_settings)
+
+
+def test_every_command_has_its_section_and_no_other_has_one():
+    told = {heading for heading in sections(DOCS / "commands.md") if heading.startswith("batchgen")}
+    assert told == {heading_of(name) for name in commands()}
+
+
+@pytest.mark.parametrize("name", commands())
+def test_options_stand_with_the_text_of_their_help(name):
+    at = context(name)
+    records = [one.get_help_record(at) for one in commands()[name].get_params(at) if isinstance(one, click.Option)]
+    assert all(text.strip() for _, text in records), "an option without help"
+    assert {one: squeeze(cells[0]) for one, cells in table("commands.md", heading_of(name)).items()} == {
+        squeeze(one): squeeze(text) for one, text in records
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in commands() if name != "batchgen"])
+def test_a_commands_section_begins_with_its_help(name):
+    assert squeeze(sections(DOCS / "commands.md")[heading_of(name)]).startswith(squeeze(commands()[name].help))
+
+
+# The job file.
+
+
+def models(model: type[BaseModel] = Job, at: str = "") -> dict[str, type[BaseModel]]:
+    """Sections of the job by their dotted key."""
+    found = {at: model}
+    for name, field in model.model_fields.items():
+        if (below := section_of(field.annotation)) is not None:
+            found |= models(below, f"{at}.{name}".lstrip("."))
+    return found
+
+
+def section_of(annotation) -> type[BaseModel] | None:
+    kinds = [annotation, *typing.get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def type_words(annotation) -> str:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    outer, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if outer is typing.Literal:
+        return " or ".join(f"`{one}`" for one in inner)
+    if outer is typing.Annotated:
+        return type_words(inner[0]) + limits(inner[1:])
+    if outer in (typing.Union, types.UnionType):
+        return " or ".join(type_words(one) for one in inner if one is not type(None))
+    if outer is list:
+        return f"list of {type_words(inner[0])}s"
+    if outer is dict:
+        return "mapping" if inner[1] is typing.Any else "mapping of text to text"
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
+
+
+def limits(metadata) -> str:
+    words = ""
+    for one in metadata:
+        if isinstance(one, annotated_types.Ge):
+            words += f", at least {one.ge}"
+        elif isinstance(one, annotated_types.Gt):
+            words += f", above {one.gt}"
+        elif isinstance(one, annotated_types.MinLen):
+            words += f", at least {one.min_length}"
+        elif pattern := getattr(one, "pattern", None):
+            words += f" matching `{pattern}`"
+    return words
+
+
+def type_of(field) -> str:
+    words = type_words(field.annotation) + limits(field.metadata)
+    # A list is taken too: the one validator of the schema that widens a type.
+    return f"list, or {words}" if words == "mapping of text to text" else words
+
+
+def default_of(field) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    assert value is not PydanticUndefined
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("at", models())
+def test_every_key_stands_with_type_default_and_description(at):
+    told = table("job.md", at or "Top level")
+    fields = models()[at].model_fields
+    assert list(told) == list(fields)
+    for name, field in fields.items():
+        assert field.description, f"{at}.{name} has no description"
+        assert told[name] == [type_of(field), default_of(field), field.description], f"{at}.{name}"
+
+
+def test_the_smallest_job_of_the_page_is_one(tmp_path):
+    text = re.search(r"```yaml\n(.*?)```", (DOCS / "job.md").read_text(encoding="utf-8"), flags=re.DOTALL)[1]
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    job = config.load(tmp_path / "job.yaml").job
+    assert job.model_fields_set == {name for name, field in Job.model_fields.items() if field.is_required()} | {
+        "engine"
+    }
+    assert job.engine.model_fields_set == {"args"}
+    assert set(job.engine.args) == {"model"}
+
+
+# The output.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A whole run, with a document for every fault that an input can have."""
+    folder = tmp_path_factory.mktemp("docs")
+    path = write_jsonl(
+        folder / "in/a.jsonl",
+        [
+            *map(record, range(20)),
+            record(1),
+            record(20, text=""),
+            record(21, text="n/a"),
+            record(22, text=7),
+            {"id": "d23"},
+            record(24, id=None),
+            record(25, id=2.5),
+            record(26, title="long " * 2000),
+            record(27, title="title" * 9),
+        ],
+    )
+    with path.open("a") as stream:
+        stream.write("{\n")
+    user = "{% if title|length == 45 %}{{ title / 2 }}{% endif %}{{ title }}\n{{ text }}"
+    job = write_job(folder, [folder / "in/*"], prompt={"user": user})
+    start(job, "engine.fake.fail_every=7")
+    return folder / "out"
+
+
+def test_columns_stand_in_their_order_with_the_type_in_the_file(run):
+    part = min(run.glob("summaries/*"))
+    schema = [field for field in pq.read_schema(part) if field.name != "title"]
+    assert [name for name, *_ in tables(sections(DOCS / "output.md")["Columns"])[0]] == [field.name for field in schema]
+    assert {name: cells[0] for name, cells in table("output.md", "Columns").items()} == {
+        field.name: str(field.type) for field in schema
+    }
+    assert set(table("output.md", "Columns")) == set(COLUMNS)
+
+
+def error_types() -> set[str]:
+    """What the code gives as an error's type: the first of a pair whose second is the sentence."""
+    found: set[str] = set()
+    for path in sorted((TOP / "batchgen").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if is_pair(node) and is_sentence(node.elts[1]):
+                found.add(node.elts[0].value)
+            found |= {one.elts[0].value for one in errors_in(node) if is_pair(one)}
+            if isinstance(node, ast.keyword) and node.arg == "error_type" and isinstance(node.value, ast.Constant):
+                found.add(node.value.value)
+    return found
+
+
+def errors_in(node: ast.AST) -> list[ast.AST]:
+    """Expressions that are errors by the place they stand in, whatever their sentence is made of."""
+    if isinstance(node, ast.Assign):
+        named = [one.id for one in node.targets if isinstance(one, ast.Name)]
+        return [node.value] if any(re.search("error|fault|skip", name) for name in named) else []
+    if isinstance(node, ast.keyword):
+        return [node.value] if node.arg in ("error", "skip") else []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "broken":
+        return node.args
+    return []
+
+
+def is_pair(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[0], ast.Constant)):
+        return False
+    return bool(re.fullmatch("[a-z_]+", str(node.elts[0].value)))
+
+
+def is_sentence(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and " " in str(node.value))
+
+
+def test_error_types_of_the_code_and_of_the_page_are_the_same():
+    told = {kind: status for status, kind, _ in tables(sections(DOCS / "output.md")["Error types"])[0]}
+    assert set(told) == error_types()
+
+
+def test_rows_have_the_error_types_and_flags_of_the_page(run):
+    told = {(status, kind) for status, kind, _ in tables(sections(DOCS / "output.md")["Error types"])[0]}
+    met = {(row["status"], row["error_type"]) for row in rows(run) if row["error_type"]}
+    assert met <= told
+    # All but those that JSONL and the fake engine cannot give: so the search through the code misses none of these.
+    assert {kind for _, kind in told - met} == {"bad_value", "empty_output"}
+    assert {row["status"] for row in rows(run)} == set(table("output.md", "Statuses"))
+
+
+def test_flags_stand_on_the_page():
+    flags = {KEPT_FIELD_UNFIT}
+    flags |= {value for name, value in vars(data).items() if name.isupper() and isinstance(value, str)}
+    assert set(table("output.md", "Flags")) == flags
+
+
+def leaves(value, at="") -> set[str]:
+    """Dotted keys; what hangs below these depends on the run."""
+    whole = {"documents.reasons", "documents.flags", "engine.args", "versions"}
+    if not isinstance(value, dict) or at in whole or re.fullmatch(r"lengths\.\w+", at):
+        return {at}
+    return {leaf for key, below in value.items() for leaf in leaves(below, f"{at}.{key}".lstrip("."))}
+
+
+def test_keys_of_the_report_are_those_of_the_page(run):
+    told = set()
+    for key in table("output.md", "report.json"):
+        told |= {key.replace("attempt|run", one) for one in ("attempt", "run")}
+    assert told == leaves(json.loads((run / "report.json").read_text()))
+
+
+def test_telemetry_events_and_counts_are_those_of_the_page(run):
+    events = list(read_telemetry(min(run.glob("telemetry-*"))))
+    shown, counts = tables(sections(DOCS / "output.md")["Telemetry"])
+    told = {event: {*re.findall(r"`(\w+)`", keys if "`" in keys else f"`{keys}`")} for event, _, keys in shown}
+    assert told == {one["event"]: {*one} - {"event", "at"} for one in events}
+    assert [name for name, _ in counts] == list(next(one for one in events if "counts" in one)["counts"])
+
+
+def test_files_of_a_run_are_those_of_the_page(run):
+    told = [
+        re.compile(re.sub(r"<\w+>", r"\\d+", name.replace(".", r"\.").replace("…", ".*")))
+        for name in table("output.md", "The run directory")
+    ]
+    made = [str(path.relative_to(run)) for path in sorted(run.rglob("*")) if path.is_file()]
+    assert made
+    assert [name for name in made if not any(pattern.fullmatch(name) for pattern in told)] == []
+
+
+@pytest.mark.parametrize("page", ["output.md", "troubleshooting.md"])
+def test_python_on_the_page_works(run, tmp_path, page):
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs/summarize").symlink_to(run)
+    env = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        subprocess.run([sys.executable, "-c", block], cwd=tmp_path, env=env, check=True)
+
+
+# Exit statuses.
+
+
+def tree(kind=errors.BatchgenError):
+    yield kind
+    for below in kind.__subclasses__():
+        if below.__module__.startswith("batchgen."):  # tests may have their own
+            yield from tree(below)
+
+
+def test_exit_statuses_are_those_of_the_code():
+    known = {kind.exit_status for kind in tree()} | {errors.OK, errors.TOO_MANY_FAILED, errors.BUG}
+    known |= {click.UsageError.exit_code, 128 + 2, 128 + 15}
+    assert {int(status) for status in table("exit-codes.md", "Exit statuses")} == known
+
+
+# Links.
+
+
+def slugs(page: Path) -> set[str]:
+    """Anchors that GitHub gives the headings."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in sections(page)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in slugs(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_pages_are_there():
+    assert {"commands.md", "exit-codes.md", "job.md", "output.md", "troubleshooting.md", "README.md"} <= {
+        page.name for page in PAGES
+    }

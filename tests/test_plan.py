@@ -1,0 +1,411 @@
+"""Which files a job means, and that a split keeps its index whatever happens to the files."""
+
+import json
+import os
+import shutil
+
+import pyarrow as pa
+import pytest
+from helpers_data import job, row, write_groups, write_lines
+
+from batchgen import plan
+from batchgen.errors import ConfigError, InputError
+from batchgen.plan import discover
+from batchgen.rundir import RunDirectory
+from batchgen.sources import open_source
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory(tmp_path / "out") as held:
+        yield held
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Paths of the input files that were opened, in order."""
+    paths = []
+
+    def spy(job, number, path):
+        paths.append(path)
+        return open_source(job, number, path)
+
+    monkeypatch.setattr(plan, "open_source", spy)
+    return paths
+
+
+def names(files):
+    return [file.source.rsplit("/", 1)[-1] for file in files]
+
+
+def ids(job, made):
+    """Ids of all documents of a plan, split by split."""
+    return [one.id for split in made.splits for one in open_source(job, split.input, split.source).read(split)]
+
+
+def cuts(made):
+    return [(split.index, split.source.rsplit("/", 1)[-1], split.start, split.end) for split in made.splits]
+
+
+def age(path, seconds=1000):
+    """Make a file look written at another time."""
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + seconds * 10**9))
+
+
+# Which files
+
+
+def test_files_come_in_the_order_of_the_inputs_and_by_name_within_one(tmp_path):
+    for name in ("b2", "b10", "b1", "a1"):
+        write_lines(tmp_path / f"{name}.jsonl", row(0))
+    found = discover(job(tmp_path, tmp_path / "b*.jsonl", tmp_path / "a*.jsonl"))
+    assert names(found) == ["b1.jsonl", "b10.jsonl", "b2.jsonl", "a1.jsonl"]
+    assert [file.input for file in found] == [0, 0, 0, 1]
+
+
+def test_markers_hidden_files_and_temporaries_of_other_tools_are_no_inputs(tmp_path):
+    write_lines(tmp_path / "data" / "a.jsonl", row(0))
+    for name in ("_SUCCESS", "_metadata", ".a.jsonl.crc", "a.jsonl.crc", ".hidden.jsonl", "b.jsonl.tmp", "_b.jsonl"):
+        (tmp_path / "data" / name).write_text("{}\n")
+    (tmp_path / "data" / "folder.jsonl").mkdir()
+    assert names(discover(job(tmp_path, tmp_path / "data" / "*"))) == ["a.jsonl"]
+
+
+def test_a_path_that_is_named_is_taken_whatever_its_name(tmp_path):
+    write_lines(tmp_path / "_a.jsonl", row(0))
+    write_lines(tmp_path / "b[1]*.jsonl", row(0))
+    write_lines(tmp_path / "b1c.jsonl", row(0))
+    found = discover(job(tmp_path, tmp_path / "_a.jsonl", tmp_path / "b[1]*.jsonl"))
+    assert names(found) == ["_a.jsonl", "b[1]*.jsonl"]
+
+
+def test_a_glob_may_cross_folders_and_names_each_file_once(tmp_path):
+    for name in ("a.jsonl", "x/a.jsonl", "x/y/a.jsonl"):
+        write_lines(tmp_path / "data" / name, row(0))
+    found = discover(job(tmp_path, tmp_path / "data" / "**" / "**" / "*.jsonl"))
+    assert [file.source.split("/data/")[1] for file in found] == ["a.jsonl", "x/a.jsonl", "x/y/a.jsonl"]
+
+
+def test_relative_paths_start_at_the_working_directory_and_tilde_at_home(tmp_path, monkeypatch):
+    write_lines(tmp_path / "here" / "a.jsonl", row(0))
+    write_lines(tmp_path / "home" / "b.jsonl", row(0))
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    found = discover(job(tmp_path, "./*.jsonl", "~/b.jsonl"))
+    assert [file.source for file in found] == ["a.jsonl", str(tmp_path / "home" / "b.jsonl")]
+
+
+@pytest.mark.parametrize("pattern", ["none.jsonl", "*.none", "empty/*", "empty"])
+def test_an_input_that_matches_nothing_is_told_with_its_number(tmp_path, pattern):
+    (tmp_path / "empty").mkdir()
+    write_lines(tmp_path / "a.jsonl", row(0))
+    with pytest.raises(InputError, match=r"input\.1\.path: .*no file matches"):
+        discover(job(tmp_path, tmp_path / "a.jsonl", tmp_path / pattern))
+
+
+def test_all_files_that_cannot_be_read_are_listed(tmp_path):
+    write_lines(tmp_path / "data" / "good.jsonl", row(0))
+    (tmp_path / "data" / "a.parquet").write_bytes(b"")
+    (tmp_path / "data" / "b.jsonl").write_bytes('{"text": "x"}'.encode("utf-16"))
+    (tmp_path / "data" / "c.txt").write_bytes(b"")
+    (tmp_path / "data" / "d.jsonl.gz").write_bytes(b"")
+    write_groups(tmp_path / "data" / "e.parquet", pa.table({"id": ["a"], "body": ["x"]}))
+    with pytest.raises(InputError) as e:
+        discover(job(tmp_path, tmp_path / "data" / "*"))
+    lines = str(e.value).splitlines()
+    assert [line.split(": ")[0].rsplit("/", 1)[-1] for line in lines] == [
+        "a.parquet", "b.jsonl", "c.txt", "d.jsonl.gz", "e.parquet",
+    ]  # fmt: skip
+    assert "UTF-16" in lines[1]
+    assert "not a format" in lines[2]
+    assert "no column 'text'" in lines[4]
+
+
+def test_a_file_that_vanishes_while_it_is_looked_for_is_listed(tmp_path, monkeypatch):
+    gone = str(tmp_path / "gone.jsonl")
+    monkeypatch.setattr(plan, "_match", lambda _: [gone])
+    with pytest.raises(InputError, match=r"gone\.jsonl: cannot be read: No such file"):
+        discover(job(tmp_path))
+
+
+def test_a_file_name_that_is_no_utf8_is_listed(tmp_path):
+    path = os.fsencode(tmp_path) + b"/a\xff.jsonl"
+    with open(path, "wb") as stream:  # noqa: PTH123  a name in bytes
+        stream.write(b"{}\n")
+    with pytest.raises(InputError, match=r"a\\udcff\.jsonl.*no UTF-8"):
+        discover(job(tmp_path))
+
+
+@pytest.mark.parametrize("other", ["a.jsonl", "*.jsonl", "../data/./a.jsonl", "link.jsonl"])
+def test_a_file_that_two_inputs_mean_is_refused(tmp_path, other):
+    write_lines(tmp_path / "data" / "a.jsonl", row(0))
+    if other == "link.jsonl":
+        (tmp_path / "data" / other).symlink_to(tmp_path / "data" / "a.jsonl")
+    with pytest.raises(ConfigError, match=r"input\.0 and input\.1 mean this file"):
+        discover(job(tmp_path, tmp_path / "data" / "a.jsonl", f"{tmp_path}/data/{other}"))
+
+
+# Splits over starts
+
+
+def test_splits_come_in_reading_order_with_the_index_of_plan_json(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(plan, "_TARGET_BYTES", 40)
+    for name in ("a", "b"):
+        write_lines(tmp_path / f"{name}.jsonl", *[row(f"{name}{n}") for n in range(4)])
+    asked = job(tmp_path)
+    made = plan.make(asked, run)
+    assert len(made.splits) > 4
+    assert [split.index for split in made.splits] == list(range(len(made.splits)))
+    stored = json.loads(run.plan_json.read_text())["splits"]
+    assert stored == [[split.source, split.start, split.end] for split in made.splits]
+    assert ids(asked, made) == [f"d{name}{n}" for name in "ab" for n in range(4)]
+    assert (made.rows, made.exact) == (8, True)
+
+
+def test_a_second_start_has_the_same_plan_and_does_not_write_it_again(tmp_path, run):
+    write_lines(tmp_path / "a.jsonl", row(0))
+    made = plan.make(job(tmp_path), run)
+    before = run.plan_json.stat()
+    assert plan.make(job(tmp_path), run) == made
+    assert run.plan_json.stat().st_ino == before.st_ino
+
+
+def test_known_files_in_their_present_state_are_not_opened_again(tmp_path, run, opened):
+    write_lines(tmp_path / "a.jsonl", row(0))
+    write_groups(tmp_path / "b.parquet", pa.table({"id": ["a"], "text": ["x"]}))
+    asked = job(tmp_path, tmp_path / "*.jsonl", tmp_path / "*.parquet")
+    made = plan.make(asked, run)
+    assert set(opened) == {str(tmp_path / "a.jsonl"), str(tmp_path / "b.parquet")}
+    opened.clear()
+    assert plan.make(asked, run) == made
+    assert opened == []
+
+
+def test_only_files_that_changed_or_are_new_are_opened(tmp_path, run, opened):
+    for name in "abc":
+        write_lines(tmp_path / f"{name}.jsonl", row(0))
+    plan.make(job(tmp_path), run)
+    opened.clear()
+    age(tmp_path / "b.jsonl")
+    write_lines(tmp_path / "d.jsonl", row(0))
+    plan.make(job(tmp_path), run)
+    assert set(opened) == {str(tmp_path / "b.jsonl"), str(tmp_path / "d.jsonl")}
+
+
+@pytest.mark.parametrize("change", [{"id_field": None}, {"text_field": "body"}, {"keep": ["k"]}])
+def test_files_that_are_read_in_another_way_are_opened_and_keep_their_splits(tmp_path, run, opened, change):
+    path = write_lines(tmp_path / "a.jsonl", row(0, body="x"))
+    first = {"path": str(path), "id_field": "id"}
+    before = cuts(plan.make(job(tmp_path, first), run))
+    opened.clear()
+    assert cuts(plan.make(job(tmp_path, first | change), run)) == before
+    assert opened == [str(path)]
+
+
+def test_an_edited_min_chars_opens_nothing(tmp_path, run, opened):
+    path = write_lines(tmp_path / "a.jsonl", row(0))
+    plan.make(job(tmp_path, {"path": str(path)}), run)
+    opened.clear()
+    plan.make(job(tmp_path, {"path": str(path), "min_chars": 1}), run)
+    assert opened == []
+
+
+def test_a_new_file_appends_splits_wherever_its_name_stands(tmp_path, run):
+    write_lines(tmp_path / "b.jsonl", row(0))
+    before = plan.make(job(tmp_path), run)
+    write_lines(tmp_path / "a.jsonl", row(1))
+    after = plan.make(job(tmp_path), run)
+    assert [(index, name) for index, name, *_ in cuts(after)] == [(1, "a.jsonl"), (0, "b.jsonl")]
+    assert cuts(before)[0] in cuts(after)
+    assert ids(job(tmp_path), after) == ["d1", "d0"]
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_an_appended_jsonl_gets_splits_for_its_tail_only(tmp_path, run, end):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row(0)) + "\n" + json.dumps(row(1)) + end)
+    old = path.stat().st_size
+    before = plan.make(job(tmp_path), run)
+    with path.open("a") as stream:
+        stream.write(("" if end else "\n") + json.dumps(row(2)) + "\n" + json.dumps(row(3)) + "\n")
+    after = plan.make(job(tmp_path), run)
+    assert cuts(before) == [(0, "a.jsonl", 0, old)]
+    assert cuts(after) == [(0, "a.jsonl", 0, old), (1, "a.jsonl", old, path.stat().st_size)]
+    assert ids(job(tmp_path), after) == ["d0", "d1", "d2", "d3"]
+    assert after.rows == 4
+
+
+def test_a_line_that_was_half_written_belongs_to_the_split_it_began_in(tmp_path, run):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps(row(n)) + "\n" for n in range(3)]
+    path.write_text(lines[0] + lines[1][:9])
+    plan.make(job(tmp_path), run)
+    with path.open("a") as stream:
+        stream.write(lines[1][9:] + lines[2])
+    after = plan.make(job(tmp_path), run)
+    found = [[one.id for one in open_source(job(tmp_path), 0, str(path)).read(split)] for split in after.splits]
+    assert found == [["d0", "d1"], ["d2"]]
+
+
+def test_a_jsonl_that_grows_between_the_look_and_the_cut_is_cut_to_what_was_looked_at(tmp_path, run, monkeypatch):
+    path = write_lines(tmp_path / "a.jsonl", row(0))
+
+    def grow_then_open(job, number, name):
+        at = open_source(job, number, name)
+        facts = at.facts
+
+        def grow():
+            found = facts()
+            with path.open("a") as stream:
+                stream.write(json.dumps(row(1)) + "\n")
+            return found
+
+        at.facts = grow
+        return at
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "open_source", grow_then_open)
+        first = plan.make(job(tmp_path), run)
+    assert ids(job(tmp_path), first) == ["d0"]
+    assert ids(job(tmp_path), plan.make(job(tmp_path), run)) == ["d0", "d1"]
+
+
+@pytest.mark.parametrize("records", [[row(7)], [row(7), row(8)], [row(0, text="so much longer than before" * 3)]])
+def test_a_rewritten_file_keeps_no_row_of_the_old_one(tmp_path, run, records):
+    path = write_lines(tmp_path / "a.jsonl", row(0), row(1))
+    plan.make(job(tmp_path), run)
+    write_lines(path, *records)
+    age(path)
+    after = plan.make(job(tmp_path), run)
+    assert ids(job(tmp_path), after) == [f"{one['id']}" for one in records]
+
+
+def test_a_rewritten_file_gets_new_splits_and_the_old_ones_stay_as_gaps(tmp_path, run):
+    for name in "abc":
+        write_lines(tmp_path / f"{name}.jsonl", row(0), row(1))
+    plan.make(job(tmp_path), run)
+    size = (tmp_path / "b.jsonl").stat().st_size
+    age(write_lines(tmp_path / "b.jsonl", row(1), row(0)))
+    assert (tmp_path / "b.jsonl").stat().st_size == size
+    after = cuts(plan.make(job(tmp_path), run))
+    assert [(index, name) for index, name, *_ in after] == [(0, "a.jsonl"), (3, "b.jsonl"), (2, "c.jsonl")]
+    assert len(json.loads(run.plan_json.read_text())["splits"]) == 4
+
+
+def test_a_parquet_file_that_grew_is_cut_anew(tmp_path, run):
+    group = pa.table({"id": ["a"], "text": ["x"]})
+    path = write_groups(tmp_path / "a.parquet", group)
+    plan.make(job(tmp_path, path), run)
+    write_groups(path, group, group)
+    assert cuts(plan.make(job(tmp_path, path), run)) == [(1, "a.parquet", 0, 2)]
+
+
+def test_a_file_that_another_input_means_now_is_cut_anew(tmp_path, run):
+    for name in "ab":
+        write_lines(tmp_path / f"{name}.jsonl", row(0))
+    plan.make(job(tmp_path, tmp_path / "a.jsonl", tmp_path / "b.jsonl"), run)
+    after = plan.make(job(tmp_path, tmp_path / "b.jsonl", tmp_path / "a.jsonl"), run)
+    assert [(split.index, split.input) for split in after.splits] == [(2, 0), (3, 1)]
+
+
+def test_a_deleted_file_leaves_the_plan_and_finds_its_splits_when_it_returns(tmp_path, run, opened):
+    for name in "ab":
+        write_lines(tmp_path / f"{name}.jsonl", row(name))
+    before = plan.make(job(tmp_path), run)
+    shutil.move(tmp_path / "a.jsonl", tmp_path / "aside")
+    without = plan.make(job(tmp_path), run)
+    assert cuts(without) == cuts(before)[1:]
+    shutil.move(tmp_path / "aside", tmp_path / "a.jsonl")
+    opened.clear()
+    assert plan.make(job(tmp_path), run) == before
+    assert opened == []
+
+
+def test_the_rows_that_are_known_are_those_of_the_files_that_are_there(tmp_path, run):
+    write_lines(tmp_path / "a.jsonl", *map(row, range(3)))
+    write_lines(tmp_path / "b.jsonl", *map(row, range(4)))
+    assert plan.known_rows(run) == (0, True)
+    plan.make(job(tmp_path), run)
+    assert plan.known_rows(run) == (7, True)
+    (tmp_path / "b.jsonl").rename(tmp_path / "b")
+    plan.make(job(tmp_path), run)
+    assert plan.known_rows(run) == (3, True)
+    (tmp_path / "b").rename(tmp_path / "b.jsonl")
+    plan.make(job(tmp_path), run)
+    assert plan.known_rows(run) == (7, True)
+
+
+def test_an_estimate_stays_one_over_starts(tmp_path, run, monkeypatch):
+    monkeypatch.setattr("batchgen.sources.jsonl._COUNT_BYTES", 10)
+    write_lines(tmp_path / "a.jsonl", *map(row, range(3)))
+    assert not plan.make(job(tmp_path), run).exact
+    assert not plan.make(job(tmp_path), run).exact
+    assert plan.known_rows(run)[1] is False
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff"])
+def test_a_plan_that_cannot_be_read_is_named_with_the_way_out(tmp_path, run, data):
+    write_lines(tmp_path / "a.jsonl", row(0))
+    run.plan_json.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"plan\.json: cannot be read: .*remove it"):
+        plan.make(job(tmp_path), run)
+    run.plan_json.unlink()
+    assert len(plan.make(job(tmp_path), run).splits) == 1
+
+
+# Types of kept fields
+
+
+def kept(tmp_path, run, *columns):
+    """The plan's type for a field kept from these files: an array is a Parquet column, None a JSONL file."""
+    for n, column in enumerate(columns):
+        if column is None:
+            write_lines(tmp_path / f"{n}.jsonl", row(n, k=n))
+        else:
+            write_groups(tmp_path / f"{n}.parquet", pa.table({"text": ["x"] * len(column), "k": column}))
+    inputs = [{"path": str(tmp_path / f"{n}.*"), "keep": ["k"]} for n in range(len(columns))]
+    asked = job(tmp_path, *inputs)
+    first = plan.make(asked, run).kept(asked)["k"]
+    assert plan.make(asked, run).kept(asked)["k"] == first  # from plan.json, without the files
+    return first
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ([pa.array([1])], pa.int64()),
+        ([pa.array([1]), pa.array([2])], pa.int64()),
+        ([pa.array([1], pa.int32()), pa.array([2], pa.int64())], pa.int64()),
+        ([pa.array([1]), pa.nulls(1)], pa.int64()),
+        ([pa.nulls(1), pa.array([1])], pa.int64()),
+        ([pa.nulls(1)], pa.string()),
+        ([pa.array([1]), pa.array([1.5])], pa.float64()),
+        ([pa.array([1]), pa.array(["a"])], pa.string()),
+        ([pa.array(["a"]), pa.array([1])], pa.string()),
+        ([pa.array([1]), pa.array(["a"]), pa.array([1])], pa.string()),
+        ([pa.array([True]), pa.array([1])], pa.string()),
+        ([pa.array([["a"]])], pa.list_(pa.string())),
+        ([None], pa.string()),
+        ([None, pa.array([1])], pa.string()),
+        ([pa.array([1]), None], pa.string()),
+        ([pa.array([{"a": 1}]), pa.array([{"b": "x"}])], pa.struct([("a", pa.int64()), ("b", pa.string())])),
+    ],
+)
+def test_the_type_of_a_kept_field_is_what_all_files_agree_on_else_text(tmp_path, run, columns, kind):
+    assert kept(tmp_path, run, *columns) == kind
+
+
+def test_a_field_that_one_file_lacks_has_the_type_of_the_others(tmp_path, run):
+    write_groups(tmp_path / "a.parquet", pa.table({"text": ["x"], "k": [1]}))
+    write_groups(tmp_path / "b.parquet", pa.table({"text": ["x"]}))
+    asked = job(tmp_path, {"path": str(tmp_path / "*.parquet"), "keep": {"k": "ours", "none": "empty"}})
+    assert plan.make(asked, run).kept(asked) == {"ours": pa.int64(), "empty": pa.string()}
+
+
+def test_a_new_file_widens_the_type_the_plan_knows(tmp_path, run):
+    write_groups(tmp_path / "a.parquet", pa.table({"text": ["x"], "k": [1]}))
+    asked = job(tmp_path, {"path": str(tmp_path / "*.parquet"), "keep": ["k"]})
+    assert plan.make(asked, run).kept(asked) == {"k": pa.int64()}
+    write_groups(tmp_path / "b.parquet", pa.table({"text": ["x"], "k": ["a"]}))
+    assert plan.make(asked, run).kept(asked) == {"k": pa.string()}
