@@ -5,24 +5,23 @@ document is committed in a new part first, then the old part is rewritten withou
 was cut short in between.
 """
 
+import contextlib
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchgen import fsio, plan
 from batchgen.config import Job
 from batchgen.data import Record
 from batchgen.errors import OutputError
-from batchgen.index import DoneIndex
+from batchgen.index import DoneIndex, IndexBuilder, KeySet
 from batchgen.rundir import RunDirectory
-from batchgen.sinks.base import DamagedPartError, PartKeys, Sink
+from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.sources.base import FileFacts
 
 
@@ -37,31 +36,74 @@ class Loaded:
 
 def load(job: Job, files: Sequence[FileFacts], run: RunDirectory, sink: Sink) -> Loaded:
     """Read all parts; set damaged ones aside, and take superseded rows out of old ones."""
-    parts, damaged = _read_parts(run, sink)
-    newest, superseded = newest_rows(parts)
-    if broken := _take_out(run, sink, superseded):
-        again = load(job, files, run, sink)
-        return Loaded(again.index, again.whole, damaged + broken + again.damaged)
-    whole = _whole(job, files, [held for _, held in parts], newest)
-    if not parts:
-        return Loaded(DoneIndex.empty(), whole, damaged)
-    keys = np.concatenate([held.keys for _, held in parts])[newest]
-    content = np.concatenate([held.content for _, held in parts])[newest]
-    known = pa.array(sorted(whole), pa.string())
-    seen = np.concatenate(
-        [np.asarray(pc.is_in(held.sources, value_set=known).to_numpy(), dtype=np.bool_) for _, held in parts]
-    )[newest]
-    return Loaded(DoneIndex(keys, content, seen), whole, damaged)
+    damaged: tuple[str, ...] = ()
+    while True:
+        held = _read_parts(run, sink)
+        damaged += held.damaged
+        repeated = held.builder.repeated()
+        if not len(repeated):
+            break
+        damaged += _take_out(run, sink, superseded(run, sink, repeated))
+    whole = _whole(job, files, held)
+    return Loaded(held.builder.index([source in whole for source in held.rows]), whole, damaged)
 
 
-def _read_parts(run: RunDirectory, sink: Sink) -> tuple[list[tuple[Path, PartKeys]], tuple[str, ...]]:
-    parts, damaged = [], []
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What all parts hold. rows: of each source, in the order of their numbers; told: files that parts call whole."""
+
+    builder: IndexBuilder
+    rows: Mapping[str, int]
+    told: Mapping[str, Mapping[str, Any]]
+    damaged: tuple[str, ...]
+
+
+def _read_parts(run: RunDirectory, sink: Sink) -> _Held:
+    builder = IndexBuilder()
+    numbers: dict[str, int] = {}
+    rows: Counter[int] = Counter()
+    told: dict[str, Mapping[str, Any]] = {}
+    damaged = []
     for path in run.parts(sink.suffix):
         try:
-            parts.append((path, sink.read_keys(path)))
+            part = sink.read_keys(path)
         except DamagedPartError as e:
             damaged.append(_set_aside(run, path, e))
-    return parts, tuple(damaged)
+            continue
+        told |= part.footer.get("files", {})
+        named = part.sources.combine_chunks().dictionary_encode()
+        known = np.array([numbers.setdefault(name, len(numbers)) for name in named.dictionary.to_pylist()], np.uint32)
+        sources = known[named.indices.to_numpy()] if len(known) else np.empty(0, np.uint32)
+        rows.update(dict(enumerate(np.bincount(sources).tolist())))
+        builder.add(part.keys, part.content, sources)
+    return _Held(builder, {name: rows[number] for name, number in numbers.items()}, told, tuple(damaged))
+
+
+def repeated_keys(run: RunDirectory, sink: Sink) -> KeySet:
+    """Keys with rows in several parts: edited documents whose old row still stands. Changes nothing."""
+    builder = IndexBuilder()
+    for path in run.parts(sink.suffix):
+        with contextlib.suppress(DamagedPartError):
+            part = sink.read_keys(path)
+            builder.add(part.keys, part.content, np.zeros(len(part.keys), np.uint32))
+    return builder.repeated()
+
+
+def superseded(run: RunDirectory, sink: Sink, repeated: KeySet) -> dict[Path, set[str]]:
+    """By part the keys (hex) of rows that have a newer one in a later part."""
+    found: dict[Path, set[str]] = {}
+    newer = np.zeros(len(repeated), np.bool_)
+    for path in reversed(run.parts(sink.suffix) if len(repeated) else []):
+        try:
+            keys = sink.read_keys(path).keys
+        except DamagedPartError:
+            continue
+        at = repeated.places(keys)
+        keys, at = keys[at >= 0], at[at >= 0]
+        if newer[at].any():
+            found[path] = {key.tobytes().hex() for key in keys[newer[at]]}
+        newer[at] = True
+    return found
 
 
 def _set_aside(run: RunDirectory, path: Path, damage: DamagedPartError) -> str:
@@ -74,10 +116,10 @@ def _set_aside(run: RunDirectory, path: Path, damage: DamagedPartError) -> str:
     return f"{path.name}: {damage}; moved to {run.damaged.name}/, its documents are done again"
 
 
-def _take_out(run: RunDirectory, sink: Sink, superseded: Mapping[Path, set[str]]) -> tuple[str, ...]:
+def _take_out(run: RunDirectory, sink: Sink, old: Mapping[Path, set[str]]) -> tuple[str, ...]:
     """Rewrite parts without these rows; a part whose damage shows only now is set aside, and told."""
     damaged = []
-    for path, keys in sorted(superseded.items()):
+    for path, keys in sorted(old.items()):
         try:
             sink.drop(path, keys, to=None)
         except DamagedPartError as e:
@@ -85,42 +127,14 @@ def _take_out(run: RunDirectory, sink: Sink, superseded: Mapping[Path, set[str]]
     return tuple(damaged)
 
 
-def newest_rows(parts: Sequence[tuple[Path, PartKeys]]) -> tuple[Any, dict[Path, set[str]]]:
-    """(which of all rows are the newest of their key, as a mask; the other rows' keys (hex) by part)."""
-    if not parts:
-        return np.empty(0, np.bool_), {}
-    keys = np.ascontiguousarray(np.concatenate([held.keys for _, held in parts]))
-    halves = keys.view(">u8").reshape(-1, 2)
-    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: rows of one key stay in the order of their parts
-    same = (halves[order][1:] == halves[order][:-1]).all(axis=1)
-    old = order[:-1][same]
-    newest = np.ones(len(keys), np.bool_)
-    newest[old] = False
-    edges = np.cumsum([len(held.keys) for _, held in parts])
-    superseded: dict[Path, set[str]] = defaultdict(set)
-    for row in old:
-        superseded[parts[int(np.searchsorted(edges, row, side="right"))][0]].add(keys[row].tobytes().hex())
-    return newest, superseded
-
-
-def _whole(job: Job, files: Sequence[FileFacts], parts: Sequence[PartKeys], newest: Any) -> dict[str, int]:
+def _whole(job: Job, files: Sequence[FileFacts], held: _Held) -> dict[str, int]:
     """Files that some part calls whole, that are unchanged since, and whose rows are all in the parts."""
-    told: dict[str, Mapping[str, Any]] = {}
-    for held in parts:
-        told |= held.footer.get("files", {})
-    counts: dict[str, int] = defaultdict(int)
-    begin = 0
-    for held in parts:
-        mask = newest[begin : begin + len(held.keys)]
-        begin += len(held.keys)
-        for pair in held.sources.filter(pa.array(mask)).value_counts().to_pylist():
-            counts[pair["values"]] += pair["counts"]
     return {
         file.source: entry["rows"]
         for file in files
-        if (entry := told.get(file.source))
+        if (entry := held.told.get(file.source))
         and plan.state(job, file).items() <= entry.items()
-        and counts[file.source] == entry["rows"]
+        and held.rows.get(file.source, 0) == entry["rows"]
     }
 
 
@@ -209,18 +223,16 @@ class Committer:
         return plan.state(self.job, self.files[source]) | {"rows": self._passes[source].rows}
 
 
-def settle(run: RunDirectory, sink: Sink, orphans: set[str]) -> None:
+def settle(run: RunDirectory, sink: Sink, orphans: KeySet) -> None:
     """Take superseded rows out of old parts, and move the rows of documents that are gone to orphans/."""
-    parts, damaged = _read_parts(run, sink)
-    if damaged:
-        raise OutputError("\n".join(damaged) + "; start the same command again")
-    _, superseded = newest_rows(parts)
-    for path, held in parts:
-        gone = {key.tobytes().hex() for key in held.keys} & orphans
+    held = _read_parts(run, sink)
+    damaged = held.damaged or _take_out(run, sink, superseded(run, sink, held.builder.repeated()))
+    for path in run.parts(sink.suffix) if len(orphans) and not damaged else []:
         try:
-            if old := superseded.get(path):
-                sink.drop(path, old, to=None)
-            if gone and path.exists():
+            keys = sink.read_keys(path).keys
+            if gone := {key.tobytes().hex() for key in keys[orphans.places(keys) >= 0]}:
                 sink.drop(path, gone, to=run.orphans / path.name)
         except DamagedPartError as e:
-            raise OutputError(f"{_set_aside(run, path, e)}; start the same command again") from e
+            damaged += (_set_aside(run, path, e),)
+    if damaged:
+        raise OutputError("\n".join(damaged) + "; start the same command again")

@@ -1,6 +1,6 @@
 """The values that travel along the line: Split → Document → Prepared → Request → Completion → Record."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -53,7 +53,7 @@ class Prepared:
     """A document as token ids, ready to be sent; `skip` and `error` are (type, sentence) and mean: never sent."""
 
     document: Document
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     flags: tuple[str, ...] = ()
     skip: tuple[str, str] | None = None
     error: tuple[str, str] | None = None
@@ -64,7 +64,7 @@ class Request:
     """What an engine is asked. `custom_id` is ours, never used twice in a run's life."""
 
     custom_id: str
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     max_tokens: int
 
 

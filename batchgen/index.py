@@ -1,17 +1,21 @@
 """The done index: which documents have a committed row, and which were seen in this pass.
 
 About 26 bytes a document: keys and content hashes in sorted arrays, in 256 buckets by the key's first byte, so that
-taking in new keys copies a 256th of the whole. Each bucket has a small dict of new keys before it is merged.
+sorting and taking in new keys copies a 256th of the whole. New keys go into a small dict a bucket, merged now and then.
 """
 
 from collections.abc import Iterator
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MERGE_AT = 256
-_MERGE_SHARE = 32  # a bucket merges when its new keys are a 32nd of the old
+_MERGE_SHARE = 64  # a bucket merges when its new keys are a 64th of the old
+_GATHER = 1 << 16  # rows taken into the buckets at once
+
+Keys = NDArray[np.uint8]  # (n, 16)
 
 
 class Visit(Enum):
@@ -21,6 +25,36 @@ class Visit(Enum):
     DONE = "done"
     EDITED = "edited"  # known key, other content, first time in this pass
     DUPLICATE = "duplicate"  # key seen before in this pass
+
+
+class KeySet:
+    """Some keys, 16 bytes each; asked part by part."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = np.sort(_texts(keys))
+
+    @classmethod
+    def empty(cls) -> "KeySet":
+        return cls(np.empty((0, 16), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (bytes(key).ljust(16, b"\0") for key in self._keys)
+
+    def places(self, keys: Keys) -> NDArray[np.intp]:
+        """(n,): where each of these stands in the set, from 0 to len - 1; -1 where it does not."""
+        if not len(self._keys) or not len(keys):
+            return np.full(len(keys), -1, np.intp)
+        asked = _texts(keys)
+        at = np.minimum(np.searchsorted(self._keys, asked), len(self._keys) - 1)
+        return np.where(self._keys[at] == asked, at, -1)
+
+
+def _texts(keys: Keys) -> NDArray[np.bytes_]:
+    """(n,) of 16-byte texts, which NumPy compares byte by byte."""
+    return np.ascontiguousarray(keys).reshape(-1).view("S16")
 
 
 class _Bucket:
@@ -34,7 +68,7 @@ class _Bucket:
     def find(self, key: bytes) -> int:
         """Where the key stands in the arrays, or -1."""
         hi, lo = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
-        at = int(np.searchsorted(self.hi, np.uint64(hi)))
+        at = int(self.hi.searchsorted(np.uint64(hi)))
         while at < len(self.hi) and self.hi[at] == hi:
             if self.lo[at] == lo:
                 return at
@@ -56,28 +90,14 @@ class _Bucket:
 class DoneIndex:
     """Not safe for several threads: the reader owns it during a pass."""
 
-    def __init__(self, keys: NDArray[np.uint8], content: NDArray[np.uint8], seen: NDArray[np.bool_]) -> None:
-        """Committed rows. keys: (n, 16) bytes, each once. content: (n, 8) bytes. seen: (n,), true where the row's
-        file is known whole and unchanged, so that nobody will come by.
-        """
-        hi_lo = np.ascontiguousarray(keys).reshape(-1).view(">u8").reshape(-1, 2)
-        hashes = np.ascontiguousarray(content).reshape(-1).view(">u8").astype(np.uint64)
-        hi, lo = hi_lo[:, 0].astype(np.uint64), hi_lo[:, 1].astype(np.uint64)
-        order = np.argsort(hi, kind="stable")
-        hi, lo, hashes, seen = hi[order], lo[order], hashes[order], seen[order]
-        edges = np.searchsorted(hi, np.arange(1, 256, dtype=np.uint64) << np.uint64(56))
-        self._buckets = []
-        for part in range(256):
-            begin = int(edges[part - 1]) if part else 0
-            end = int(edges[part]) if part < 255 else len(hi)
-            bucket = _Bucket(hi[begin:end].copy(), lo[begin:end].copy(), hashes[begin:end].copy())
-            bucket.seen = seen[begin:end].copy()
-            self._buckets.append(bucket)
-        self.done = len(hi)
+    def __init__(self, buckets: list[_Bucket]) -> None:
+        """buckets: 256, sorted; IndexBuilder makes them."""
+        self._buckets = buckets
+        self.done = sum(len(bucket.hi) for bucket in buckets)
 
     @classmethod
     def empty(cls) -> "DoneIndex":
-        return cls(np.empty((0, 16), np.uint8), np.empty((0, 8), np.uint8), np.empty(0, np.bool_))
+        return IndexBuilder().index([])
 
     def visit(self, key: bytes, content: bytes) -> Visit:
         """Mark the key as seen, and say what it was before. key: 16 bytes; content: 8 bytes."""
@@ -95,8 +115,96 @@ class DoneIndex:
         bucket.seen[at] = True
         return Visit.DONE if int(bucket.content[at]) == int.from_bytes(content, "big") else Visit.EDITED
 
-    def unseen(self) -> Iterator[bytes]:
+    def unseen(self) -> KeySet:
         """Keys with a committed row that no document of this pass had: after a complete pass, the orphans."""
+        return KeySet(np.concatenate([_key_bytes(bucket, ~bucket.seen) for bucket in self._buckets]))
+
+    def clear(self) -> None:
+        """Forget all, where the memory is wanted for something else."""
+        self._buckets = []
+
+
+def _key_bytes(bucket: Any, mask: NDArray[np.bool_]) -> Keys:
+    """(m, 16): the keys of a bucket under a mask."""
+    halves = np.stack([bucket.hi[mask], bucket.lo[mask]], axis=1).astype(">u8")
+    return halves.view(np.uint8).reshape(-1, 16)
+
+
+class _Gathered:
+    """Rows of one bucket on their way into the index, with the number of their source."""
+
+    __slots__ = ("content", "hi", "lo", "size", "source")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.hi, self.lo, self.content = (np.empty(0, np.uint64) for _ in range(3))
+        self.source = np.empty(0, np.uint32)
+
+    def add(self, columns: tuple[NDArray[Any], ...], begin: int, end: int) -> None:
+        size = self.size + end - begin
+        for name, column in zip(("hi", "lo", "content", "source"), columns, strict=True):
+            array = getattr(self, name)
+            if size > len(array):
+                grown = np.empty(size + size // 16, array.dtype)
+                grown[: self.size] = array[: self.size]
+                setattr(self, name, array := grown)
+            array[self.size : size] = column[begin:end]
+        self.size = size
+
+
+class IndexBuilder:
+    """Takes the rows of committed parts, part by part, and makes the index of them."""
+
+    def __init__(self) -> None:
+        self._buckets = [_Gathered() for _ in range(256)]
+        self._waiting: list[tuple[Keys, NDArray[np.uint8], NDArray[np.uint32]]] = []
+        self._rows = 0
+
+    def add(self, keys: Keys, content: NDArray[np.uint8], sources: NDArray[np.uint32]) -> None:
+        """keys: (n, 16) bytes. content: (n, 8) bytes. sources: (n,), a number for the source of each row."""
+        self._waiting.append((keys, content, sources))
+        self._rows += len(keys)
+        if self._rows >= _GATHER:
+            self._distribute()
+
+    def _distribute(self) -> None:
+        if not self._waiting:
+            return
+        keys, content, sources = (np.concatenate(columns) for columns in zip(*self._waiting, strict=True))
+        self._waiting, self._rows = [], 0
+        order = np.argsort(keys[:, 0], kind="stable")
+        keys = np.ascontiguousarray(keys[order])
+        halves = keys.view(">u8").astype(np.uint64)
+        hashes = np.ascontiguousarray(content[order]).view(">u8").reshape(-1).astype(np.uint64)
+        columns = (halves[:, 0], halves[:, 1], hashes, sources[order])
+        edges = [0, *np.searchsorted(keys[:, 0], np.arange(1, 256)), len(keys)]
+        for bucket, begin, end in zip(self._buckets, edges[:-1], edges[1:], strict=True):
+            if begin < end:
+                bucket.add(columns, int(begin), int(end))
+
+    def repeated(self) -> KeySet:
+        """Keys with more than one row: all but the newest row of each are superseded."""
+        self._distribute()
+        found = []
         for bucket in self._buckets:
-            for at in np.flatnonzero(~bucket.seen):
-                yield int(bucket.hi[at]).to_bytes(8, "big") + int(bucket.lo[at]).to_bytes(8, "big")
+            order = np.lexsort((bucket.lo[: bucket.size], bucket.hi[: bucket.size]))
+            halves = np.stack([bucket.hi[order], bucket.lo[order]], axis=1).astype(">u8")
+            same = (halves[1:] == halves[:-1]).all(axis=1)
+            found.append(halves[1:][same].view(np.uint8).reshape(-1, 16))
+        return KeySet(np.unique(np.concatenate(found), axis=0))
+
+    def index(self, seen: "list[bool]") -> DoneIndex:
+        """The index; `seen`: for the number of each source, whether its rows count as seen from the beginning.
+
+        The builder is empty afterwards: what it held is in the index.
+        """
+        self._distribute()
+        counted = np.array([*seen, False], np.bool_)
+        buckets = []
+        for number, old in enumerate(self._buckets):
+            order = np.argsort(old.hi[: old.size], kind="stable")
+            bucket = _Bucket(old.hi[order], old.lo[order], old.content[order])
+            bucket.seen = counted[old.source[order]]
+            buckets.append(bucket)
+            self._buckets[number] = _Gathered()
+        return DoneIndex(buckets)

@@ -11,6 +11,7 @@ import dataclasses
 import queue
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -32,7 +33,9 @@ from batchgen.workflows.base import Workflow
 from batchgen.workflows.single import unsent
 
 _BATCH = 64  # documents encoded in one call
+_BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
 _BATCHES_AHEAD = 16
+_KEPT_CHARS = 32  # of a document's text a token of its summary: enough to see that one is copied from its beginning
 
 
 @dataclass(slots=True)
@@ -136,10 +139,12 @@ class ReadAhead:
     def _run(self, line: Line, reading: Reading) -> None:
         try:
             prompts: PromptBuilder | None = None
+            keep_chars = _KEPT_CHARS * line.job.sampling.max_tokens
             for documents in _batched(read_documents(line, reading)):
                 prompts = prompts or line.prompts()
                 inputs = [line.committer.files[document.source].input for document in documents]
-                if not self._put(prompts.prepare(list(zip(documents, inputs, strict=True)))):
+                prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
+                if not self._put([_light(one, keep_chars) for one in prepared]):
                     return
             self._put(None)
         except BaseException as e:  # noqa: BLE001  raised again where the loop takes it
@@ -170,13 +175,23 @@ class ReadAhead:
 
 def _batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
+    chars = 0
     for document in documents:
         batch.append(document)
-        if len(batch) >= _BATCH:
+        chars += len(document.text)
+        if len(batch) >= _BATCH or chars >= _BATCH_CHARS:
             yield batch
-            batch = []
+            batch, chars = [], 0
     if batch:
         yield batch
+
+
+def _light(prepared: Prepared, keep_chars: int) -> Prepared:
+    """What waits in queues and with the engine, without what is no longer needed: thousands of them do."""
+    document = prepared.document
+    if len(document.text) > keep_chars:
+        document = dataclasses.replace(document, text=document.text[:keep_chars])
+    return dataclasses.replace(prepared, document=document, prompt_ids=array("i", prepared.prompt_ids))
 
 
 def run_pass(line: Line, reading: Reading) -> None:

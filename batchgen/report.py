@@ -7,7 +7,7 @@ divide by the engine's steady and drain time of the same scope and are null wher
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -16,14 +16,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from numpy.typing import NDArray
 
 from batchgen import __version__, fsio
-from batchgen.checkpoint import newest_rows
+from batchgen.checkpoint import repeated_keys, superseded
 from batchgen.rundir import RunDirectory
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.stats import Counts, counts_of
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
+
+
+@dataclass(slots=True)
+class Lengths:
+    """How often each length in tokens was met."""
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def add(self, lengths: NDArray[Any]) -> None:
+        more = np.bincount(lengths, minlength=len(self.counts))
+        more[: len(self.counts)] += self.counts
+        self.counts = more
+
+    def quantiles(self) -> dict[str, int | None]:
+        """The smallest length that at least the share of all reaches; None where there is none."""
+        up_to = self.counts.cumsum()
+        if not self.counts.any():
+            return dict.fromkeys(_QUANTILES)
+        return {name: int(np.searchsorted(up_to, share * up_to[-1])) for name, share in _QUANTILES.items()}
 
 
 @dataclass(slots=True)
@@ -35,47 +55,50 @@ class Rows:
     flags: Counter[str] = field(default_factory=Counter)
     kept_tokens: int = 0
     superseded: int = 0  # rows of edited documents that stand beside their newer row, not counted above
-    prompt_tokens: list[Any] = field(default_factory=list)
-    completion_tokens: list[Any] = field(default_factory=list)
+    prompt_tokens: Lengths = field(default_factory=Lengths)
+    completion_tokens: Lengths = field(default_factory=Lengths)
 
     @property
     def count(self) -> int:
         return sum(self.status.values())
 
-
-def read_rows(run: RunDirectory, sink: Sink) -> Rows:
-    """The sums over all committed parts, the newest row of each key; a part that vanishes meanwhile is left out."""
-    rows = Rows()
-    parts = []
-    for path in run.parts(sink.suffix):
-        with contextlib.suppress(DamagedPartError):
-            parts.append((path, sink.read_keys(path)))
-    newest, _ = newest_rows(parts)
-    rows.superseded = int((~newest).sum())
-    begin = 0
-    for path, held in parts:
-        mask = newest[begin : begin + len(held.keys)]
-        begin += len(held.keys)
-        try:
-            table = sink.read(path, ["status", "error_type", "flags", "prompt_tokens", "completion_tokens"])
-        except DamagedPartError:
-            continue
-        if len(table) == len(mask):  # else it was rewritten in between, and holds newest rows only
-            table = table.filter(pa.array(mask))
+    def add(self, table: pa.Table) -> None:
         for pair in (
             table.select(["status", "error_type"])
             .group_by(["status", "error_type"])
             .aggregate([([], "count_all")])
             .to_pylist()
         ):
-            rows.status[pair["status"]] += pair["count_all"]
+            self.status[pair["status"]] += pair["count_all"]
             if pair["error_type"]:
-                rows.reasons[f"{pair['status']}: {pair['error_type']}"] += pair["count_all"]
-        rows.flags.update(flag for flag in pc.list_flatten(table.column("flags")).to_pylist() if flag)
+                self.reasons[f"{pair['status']}: {pair['error_type']}"] += pair["count_all"]
+        for flag in pc.value_counts(pc.list_flatten(table.column("flags"))).to_pylist():
+            self.flags[flag["values"]] += flag["counts"]
         ok = table.filter(pc.equal(table.column("status"), "ok"))
-        rows.prompt_tokens.append(ok.column("prompt_tokens").to_numpy())
-        rows.completion_tokens.append(ok.column("completion_tokens").to_numpy())
-        rows.kept_tokens += int(pc.sum(ok.column("completion_tokens")).as_py() or 0)
+        self.prompt_tokens.add(ok.column("prompt_tokens").to_numpy())
+        self.completion_tokens.add(ok.column("completion_tokens").to_numpy())
+        self.kept_tokens += int(pc.sum(ok.column("completion_tokens")).as_py() or 0)
+
+
+_READ = ["status", "error_type", "flags", "prompt_tokens", "completion_tokens"]
+
+
+def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
+    """The sums over all committed parts, the newest row of each key; a part that vanishes meanwhile is left out.
+
+    unique: each key is known to have one row, so that nobody has to look for older ones.
+    """
+    rows = Rows()
+    old = {} if unique else superseded(run, sink, repeated_keys(run, sink))
+    for path in run.parts(sink.suffix):
+        with contextlib.suppress(DamagedPartError):
+            if path in old:
+                table = sink.read(path, [*_READ, "doc_key"])
+                newest = pc.invert(pc.is_in(table.column("doc_key"), value_set=pa.array(sorted(old[path]))))
+                rows.superseded += len(table) - int(pc.sum(newest).as_py() or 0)
+                rows.add(table.filter(newest))
+            else:
+                rows.add(sink.read(path, _READ))
     return rows
 
 
@@ -122,8 +145,8 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
         "attempt": {"number": scope.attempt} | _scope(scope.counts, _tokens(scope.counts)),
         "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(whole, run_tokens),
         "lengths": {
-            "prompt_tokens": _lengths(rows.prompt_tokens),
-            "completion_tokens": _lengths(rows.completion_tokens),
+            "prompt_tokens": rows.prompt_tokens.quantiles(),
+            "completion_tokens": rows.completion_tokens.quantiles(),
         },
         "engine": {
             name: engine.get(name)
@@ -180,13 +203,6 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
 
 def _rate(count: int, seconds: float) -> float | None:
     return round(count / seconds, 3) if seconds > 0 else None
-
-
-def _lengths(arrays: Sequence[Any]) -> dict[str, int | None]:
-    values = np.concatenate(arrays) if arrays else np.empty(0)
-    if not len(values):
-        return dict.fromkeys(_QUANTILES)
-    return {name: int(np.quantile(values, share)) for name, share in _QUANTILES.items()}
 
 
 def write(run: RunDirectory, report: Mapping[str, Any]) -> None:

@@ -5,12 +5,14 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import settings
 
 from batchgen.config import Input, Job
 from batchgen.data import Document, Record, Split
+from batchgen.index import KeySet
 from batchgen.sources.base import Source, place_key
 from batchgen.sources.jsonl import JsonlSource
 from batchgen.sources.parquet import ParquetSource
@@ -96,6 +98,11 @@ def placed(at: Document) -> Document:
 def record(at: Document | int, status="ok", **over) -> Record:
     at = document(at) if isinstance(at, int) else at
     return Record(at, status, **({"summary": f"summary of {at.id}"} if status == "ok" else {}) | over)
+
+
+def keys(*of: int) -> KeySet:
+    """The keys of these documents."""
+    return KeySet(np.frombuffer(b"".join(document(n).key for n in of), np.uint8).reshape(-1, 16))
 
 
 def hexes(*of: Document | Record | int) -> set[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers_data import document, hexes, job, record, row, write_lines
+from helpers_data import document, job, keys, record, row, write_lines
 
 from batchgen import checkpoint, plan
 from batchgen.checkpoint import Committer, load, settle
@@ -242,7 +242,7 @@ def test_damage_that_shows_when_orphans_move_ends_with_the_part_set_aside(run, s
     bad = put(run, sink, 1, 1, *long(*range(20)))
     break_summaries(bad)
     with pytest.raises(OutputError, match=rf"{bad.name}: .*start the same command again"):
-        settle(run, sink, hexes(3))
+        settle(run, sink, keys(3))
     assert (run.damaged / bad.name).exists()
     assert load(job(run.path), [], run, sink).index.done == 0
 
@@ -251,8 +251,8 @@ def test_a_damaged_part_found_when_settling_is_set_aside_and_ends_the_run(run, s
     put(run, sink, 1, 1, record(0))
     put(run, sink, 1, 2, record(1)).write_bytes(b"")
     with pytest.raises(OutputError, match="start the same command again"):
-        settle(run, sink, set())
-    settle(run, sink, set())
+        settle(run, sink, keys())
+    settle(run, sink, keys())
 
 
 def test_a_damaged_part_that_cannot_be_moved_is_an_output_error(run, sink):
@@ -515,7 +515,7 @@ def test_orphans_move_to_a_part_of_the_same_name(run, sink):
     second = put(run, sink, 1, 2, *map(record, range(4, 6)))
     third = put(run, sink, 1, 3, record(6))
     untouched = third.read_bytes()
-    settle(run, sink, hexes(1, 4, 5))
+    settle(run, sink, keys(1, 4, 5))
     assert sink.read(first, ["id"]).column("id").to_pylist() == ["d0", "d2", "d3"]
     assert not second.exists()
     assert third.read_bytes() == untouched
@@ -548,12 +548,12 @@ def test_a_settling_that_was_cut_short_is_finished_by_the_next(run, sink, monkey
         for name in ("fsync", "replace"):
             patch.setattr(os, name, killed_at_its_step(name))
         with pytest.raises(KeyboardInterrupt):
-            settle(run, sink, hexes(1, 3))
+            settle(run, sink, keys(1, 3))
     assert met == STEPS[:step]
     moved = step == 5
     assert load(job(run.path), [], run, sink).index.done == (2 if moved else 4)  # nothing is lost in between
     for _ in range(2):
-        settle(run, sink, hexes(1, 3))
+        settle(run, sink, keys(1, 3))
     assert sink.read(path, ["id"]).column("id").to_pylist() == ["d0", "d2"]
     assert sink.read(run.orphans / path.name, ["id"]).column("id").to_pylist() == ["d1", "d3"]
 
@@ -562,7 +562,7 @@ def test_settling_removes_superseded_rows(run, sink):
     old, new = versions("old", "new")
     first = put(run, sink, 1, 1, record(0), old)
     put(run, sink, 2, 1, new)
-    settle(run, sink, set())
+    settle(run, sink, keys())
     assert sink.read(first, ["id"]).column("id").to_pylist() == ["d0"]
     assert not run.orphans.exists()
 
@@ -571,7 +571,7 @@ def test_superseded_rows_are_no_orphans_even_in_a_part_that_has_some(run, sink):
     old, new = versions("old", "new")
     first = put(run, sink, 1, 1, record(0), old, record(2))
     second = put(run, sink, 2, 1, new)
-    settle(run, sink, hexes(2))
+    settle(run, sink, keys(2))
     assert sink.read(first, ["id"]).column("id").to_pylist() == ["d0"]
     assert sink.read(second, ["id", "summary"]).to_pylist() == [{"id": "d1", "summary": "new"}]
     assert sink.read(run.orphans / first.name, ["id"]).column("id").to_pylist() == ["d2"]
@@ -582,7 +582,7 @@ def test_a_part_of_superseded_rows_and_orphans_is_removed(run, sink):
     first = put(run, sink, 1, 1, old)
     other = put(run, sink, 1, 2, record(2))
     put(run, sink, 2, 1, new)
-    settle(run, sink, hexes(2))
+    settle(run, sink, keys(2))
     assert not first.exists()
     assert not other.exists()
 
@@ -590,7 +590,7 @@ def test_a_part_of_superseded_rows_and_orphans_is_removed(run, sink):
 def test_a_superseded_row_of_an_orphan_is_removed_and_the_newest_moves(run, sink):
     old, new = versions("old", "new")
     first, second = put(run, sink, 1, 1, old), put(run, sink, 2, 1, new, record(2))
-    settle(run, sink, hexes(1))
+    settle(run, sink, keys(1))
     assert run.parts(".parquet") == [second]
     assert sink.read(second, ["id"]).column("id").to_pylist() == ["d2"]
     assert [path.name for path in run.orphans.iterdir()] == [second.name]
@@ -603,7 +603,7 @@ def test_documents_of_a_file_that_is_gone_are_orphans_after_a_whole_pass(tmp_pat
     (tmp_path / "a.jsonl").unlink()
     loaded = runs.attempt()
     assert len(list(loaded.index.unseen())) == 4
-    settle(runs.run, runs.sink, {key.hex() for key in loaded.index.unseen()})
+    settle(runs.run, runs.sink, loaded.index.unseen())
     assert sorted(one for part in runs.rows() for one, _ in part) == ["d10", "d11", "d12"]
     assert whole(runs.load()) == ["b.jsonl"]
 
@@ -612,7 +612,7 @@ def test_a_document_that_returns_after_it_was_an_orphan_is_done_again(tmp_path, 
     finished(tmp_path, runs)
     shutil.move(tmp_path / "a.jsonl", tmp_path / "aside")
     loaded = runs.attempt()
-    settle(runs.run, runs.sink, {key.hex() for key in loaded.index.unseen()})
+    settle(runs.run, runs.sink, loaded.index.unseen())
     shutil.move(tmp_path / "aside", tmp_path / "a.jsonl")
     assert whole(runs.load()) == ["b.jsonl"]
     runs.attempt()

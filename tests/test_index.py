@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchgen.index import DoneIndex, Visit
+from batchgen.index import DoneIndex, IndexBuilder, KeySet, Visit
 
 
 class Model:
@@ -30,12 +30,20 @@ class Model:
         return set(self.content) - self.seen
 
 
+def built(keys, content, seen, part=1 << 20):
+    """The index of rows that came in parts of this size."""
+    builder = IndexBuilder()
+    for n in range(0, len(keys), part):
+        builder.add(keys[n : n + part], content[n : n + part], seen[n : n + part].astype(np.uint32))
+    return builder.index([False, True])
+
+
 def index(rows):
     """rows: (key, content, seen)."""
     rows = list(rows)
     keys = np.frombuffer(b"".join(key for key, _, _ in rows), np.uint8).reshape(-1, 16)
     content = np.frombuffer(b"".join(content for _, content, _ in rows), np.uint8).reshape(-1, 8)
-    return DoneIndex(keys, content, np.array([seen for *_, seen in rows], dtype=np.bool_))
+    return built(keys, content, np.array([seen for *_, seen in rows], dtype=np.bool_))
 
 
 def check(rows, visits):
@@ -144,7 +152,7 @@ def test_a_million_keys_take_less_than_32_bytes_each(new):
     keys, contents, _ = many(new, seed=1)
     tracemalloc.start()
     try:
-        real = DoneIndex(*rows)
+        real = built(*rows)
         for key, content in zip(keys, contents, strict=True):
             real.visit(key.tobytes(), content.tobytes())
         taken, _ = tracemalloc.get_traced_memory()
@@ -152,3 +160,38 @@ def test_a_million_keys_take_less_than_32_bytes_each(new):
         tracemalloc.stop()
     assert taken / 1_000_000 < 32
     assert real.visit(rows[0][12345].tobytes(), rows[1][12345].tobytes()) is Visit.DONE
+
+
+def test_loading_many_parts_has_no_peak_beside_the_index():
+    """What is held while parts come in is 28 bytes a row, and it goes bucket by bucket as the index comes."""
+    rows = many(500_000)
+    tracemalloc.start()
+    try:
+        real = built(*rows, part=2_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert real.done == 500_000
+    assert peak / 500_000 < 32 + 8  # 8: the 65,536 rows that are spread over the buckets at once
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows=st.lists(KEYS, max_size=40), part=st.integers(1, 9))
+def test_keys_with_several_rows_are_told(rows, part):
+    keys = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 16)
+    builder = IndexBuilder()
+    for n in range(0, len(keys), part):
+        some = keys[n : n + part]
+        builder.add(some, np.zeros((len(some), 8), np.uint8), np.zeros(len(some), np.uint32))
+    assert set(builder.repeated()) == {key for key in rows if rows.count(key) > 1}
+
+
+@given(held=st.sets(KEYS, max_size=20), asked=st.lists(KEYS, max_size=20))
+def test_a_set_of_keys_says_where_each_stands(held, asked):
+    def array(keys):
+        return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
+
+    keys = KeySet(array(held))
+    assert list(keys) == sorted(held)
+    order = sorted(held)
+    assert keys.places(array(asked)).tolist() == [order.index(key) if key in held else -1 for key in asked]

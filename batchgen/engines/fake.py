@@ -46,27 +46,26 @@ class FakeEngine:
                 take = min(take, max(1, int(self._settings.docs_per_s / 20)))  # a poll takes about 50 ms
             self._next = max(self._next, time.monotonic()) + take / self._settings.docs_per_s
             time.sleep(max(0.0, self._next - time.monotonic()))
-        completions = []
+        taken = []
         for request in [self._waiting.popleft() for _ in range(take)]:
             if self._settings.die_after is not None and self._completed >= self._settings.die_after:
                 raise EngineError(f"the fake engine died after {self._completed} completions, as its settings say")
             self._completed += 1
-            completions.append(self._answer(request))
-        return completions[::-1]
+            fails = self._settings.fail_every and self._completed % self._settings.fail_every == 0
+            taken.append((request, [] if fails else _summary(request), fails))
+        texts = self._tokenizer.decode_batch([ids for _, ids, _ in taken])
+        return [self._answer(*one, text) for one, text in zip(taken, texts, strict=True)][::-1]
 
-    def _answer(self, request: Request) -> Completion:
+    def _answer(self, request: Request, ids: Sequence[int], fails: object, text: str) -> Completion:
         prompt_tokens = len(request.prompt_ids)
         self._prompt_tokens += prompt_tokens
-        if self._settings.fail_every and self._completed % self._settings.fail_every == 0:
-            return Completion(request.custom_id, error="the fake engine failed this request, as its settings say")
-        count = min(_SUMMARY_TOKENS, request.max_tokens)
-        middle = prompt_tokens // 2
-        ids = request.prompt_ids[middle : middle + count]
         self._generation_tokens += len(ids)
+        if fails:
+            return Completion(request.custom_id, error="the fake engine failed this request, as its settings say")
         return Completion(
             request.custom_id,
-            text=f"[{prompt_tokens}] " + self._tokenizer.decode_batch([ids])[0],
-            finish_reason="length" if count < _SUMMARY_TOKENS else "stop",
+            text=f"[{prompt_tokens}] {text}",
+            finish_reason="length" if request.max_tokens < _SUMMARY_TOKENS else "stop",
             prompt_tokens=prompt_tokens,
             completion_tokens=len(ids),
         )
@@ -80,3 +79,9 @@ class FakeEngine:
 
     def close(self) -> None:
         self._waiting.clear()
+
+
+def _summary(request: Request) -> Sequence[int]:
+    """The middle of the prompt."""
+    middle = len(request.prompt_ids) // 2
+    return request.prompt_ids[middle : middle + min(_SUMMARY_TOKENS, request.max_tokens)]

@@ -66,7 +66,7 @@ class VllmEngine:
     def submit(self, request: Request) -> None:
         try:
             self._core.add_request(
-                request.custom_id, {"prompt_token_ids": request.prompt_ids}, self._params_of(request)
+                request.custom_id, {"prompt_token_ids": list(request.prompt_ids)}, self._params_of(request)
             )
         except Exception as e:  # noqa: BLE001  vLLM checks one prompt alone here, with errors of its own
             self._refused.append(self._refusal(request, e))
@@ -156,7 +156,7 @@ class GenerateEngine(VllmEngine):
         return self._generate(window) if window else []
 
     def _generate(self, window: Sequence[Request]) -> list[Completion]:
-        prompts = [{"prompt_token_ids": request.prompt_ids} for request in window]
+        prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in window]
         params = [self._params_of(request) for request in window]
         try:
             outputs = self.llm.generate(prompts, params, use_tqdm=False)
@@ -168,7 +168,7 @@ class GenerateEngine(VllmEngine):
         completions = []
         # `generate` has ids of its own and promises the order of the prompts: check it by what it read.
         for request, output in zip(window, outputs, strict=True):
-            if list(output.prompt_token_ids) != request.prompt_ids:
+            if list(output.prompt_token_ids) != list(request.prompt_ids):
                 raise EngineError("LLM.generate returned its outputs in another order")
             completions.append(_completion(output, request.custom_id))
         return completions

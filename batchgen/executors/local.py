@@ -13,6 +13,7 @@ from batchgen.engines import settings, vllm_names
 from batchgen.engines.base import Engine, EngineInfo
 from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, ConfigError, FingerprintError, InputError
 from batchgen.fingerprint import differences, digest, fingerprint
+from batchgen.index import KeySet
 from batchgen.lifecycle import Stop
 from batchgen.model import Model, resolve
 from batchgen.pipeline import Line, Reading, run_pass
@@ -230,10 +231,11 @@ class _Attempt:
 
     def _finish(self, line: Line, reading: Reading, sink: ParquetSink) -> int:
         """After a whole pass: one row a document. The number of orphans moved."""
-        orphans = {key.hex() for key in line.index.unseen()} if reading.complete else set()
-        if orphans or reading.edited:
+        orphans = line.index.unseen() if reading.complete else KeySet.empty()
+        line.index.clear()
+        if len(orphans) or reading.edited:
             checkpoint.settle(self.directory, sink, orphans)
-        if orphans:
+        if len(orphans):
             log.info("%s rows of documents that are gone were moved to %s", len(orphans), self.directory.orphans)
         return len(orphans)
 
@@ -242,10 +244,11 @@ class _Attempt:
     ) -> Outcome:
         for error in reading.file_errors:
             log.error("%s", error)
+        settled = failure is None  # so each document has one row
+        line.index.clear()
+        rows = report.read_rows(self.directory, sink, unique=settled or not reading.edited)
         if failure is None and reading.file_errors:
             failure = InputError(f"{len(reading.file_errors)} input files could not be read to the end")
-        rows = report.read_rows(self.directory, sink)
-        finished = failure is None and reading.complete
         status, reason = OK, "finished"
         if failure is not None:
             status, reason = failure.exit_status, str(failure)
@@ -262,7 +265,7 @@ class _Attempt:
             exit_status=status,
             reason=reason,
             rows=rows,
-            stale=0 if finished else max(0, reading.edited - rows.superseded),
+            stale=0 if settled else max(0, reading.edited - rows.superseded),
             total_rows=counts.read if reading.complete else max(line.plan.rows, rows.count),
             total_exact=reading.complete or line.plan.exact,
             notes=notes | {"input files with errors": reading.file_errors, "edited documents": reading.edited,
