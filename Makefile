@@ -13,7 +13,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint venv model clean
+.PHONY: help demo test test-all lint docs venv model clean
 
 help: ## this list
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,9 @@ lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
+
+docs: $(VENV)/.ready ## docs/config.md from the schema of the job file
+	@page=$$($(BIN)/python -m batchgen.schema) && printf '%s\n' "$$page" > docs/config.md
 
 venv: $(VENV)/.ready ## .venv with batchgen, vLLM for the CPU and what the tests need
 

@@ -49,7 +49,9 @@ class Input(Section):
         None, description="Field with the document's id, text or integer. Without it a document is its place."
     )
     text_field: str = Field("text", description="Field with the text; `a.b` reaches into nested records.")
-    keep: Annotated[dict[str, str], BeforeValidator(_keep_as_mapping)] = Field(
+    keep: Annotated[
+        dict[str, str], BeforeValidator(_keep_as_mapping, json_schema_input_type=list[str] | dict[str, str])
+    ] = Field(
         default_factory=dict,
         description="Fields copied to the output and usable in the prompt: a list, or {theirs: new_name}.",
     )

@@ -6,20 +6,15 @@ import os
 import re
 import subprocess
 import sys
-import types
-import typing
 from functools import cache
 from pathlib import Path
 
-import annotated_types
 import click
 import pyarrow.parquet as pq
 import pytest
 from helpers_run import record, rows, start, write_job, write_jsonl
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
-from batchgen import config, data, errors
+from batchgen import config, data, errors, schema
 from batchgen.cli import cli
 from batchgen.config import COLUMNS, Job
 from batchgen.sinks.parquet import KEPT_FIELD_UNFIT
@@ -119,77 +114,13 @@ def test_a_commands_section_begins_with_its_help(name):
 # The job file.
 
 
-def models(model: type[BaseModel] = Job, at: str = "") -> dict[str, type[BaseModel]]:
-    """Sections of the job by their dotted key."""
-    found = {at: model}
-    for name, field in model.model_fields.items():
-        if (below := section_of(field.annotation)) is not None:
-            found |= models(below, f"{at}.{name}".lstrip("."))
-    return found
+def test_the_page_of_keys_is_what_the_schema_gives():
+    assert (DOCS / "config.md").read_text(encoding="utf-8") == schema.page(), "write it anew: make docs"
 
 
-def section_of(annotation) -> type[BaseModel] | None:
-    kinds = [annotation, *typing.get_args(annotation)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def type_words(annotation) -> str:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "section"
-    outer, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if outer is typing.Literal:
-        return " or ".join(f"`{one}`" for one in inner)
-    if outer is typing.Annotated:
-        return type_words(inner[0]) + limits(inner[1:])
-    if outer in (typing.Union, types.UnionType):
-        return " or ".join(type_words(one) for one in inner if one is not type(None))
-    if outer is list:
-        return f"list of {type_words(inner[0])}s"
-    if outer is dict:
-        return "mapping" if inner[1] is typing.Any else "mapping of text to text"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
-
-
-def limits(metadata) -> str:
-    words = ""
-    for one in metadata:
-        if isinstance(one, annotated_types.Ge):
-            words += f", at least {one.ge}"
-        elif isinstance(one, annotated_types.Gt):
-            words += f", above {one.gt}"
-        elif isinstance(one, annotated_types.MinLen):
-            words += f", at least {one.min_length}"
-        elif pattern := getattr(one, "pattern", None):
-            words += f" matching `{pattern}`"
-    return words
-
-
-def type_of(field) -> str:
-    words = type_words(field.annotation) + limits(field.metadata)
-    # A list is taken too: the one validator of the schema that widens a type.
-    return f"list, or {words}" if words == "mapping of text to text" else words
-
-
-def default_of(field) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    assert value is not PydanticUndefined
-    if isinstance(value, BaseModel):
-        return "its defaults"
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-@pytest.mark.parametrize("at", models())
-def test_every_key_stands_with_type_default_and_description(at):
-    told = table("job.md", at or "Top level")
-    fields = models()[at].model_fields
-    assert list(told) == list(fields)
-    for name, field in fields.items():
-        assert field.description, f"{at}.{name} has no description"
-        assert told[name] == [type_of(field), default_of(field), field.description], f"{at}.{name}"
+@pytest.mark.parametrize("model", [model for _, model in schema.sections()], ids=lambda model: model.__name__)
+def test_every_key_has_a_meaning(model):
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
 
 
 def test_the_smallest_job_of_the_page_is_one(tmp_path):
@@ -381,6 +312,6 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_pages_are_there():
-    assert {"commands.md", "exit-codes.md", "job.md", "output.md", "troubleshooting.md", "README.md"} <= {
+    assert {"commands.md", "config.md", "exit-codes.md", "job.md", "output.md", "troubleshooting.md", "README.md"} <= {
         page.name for page in PAGES
     }
