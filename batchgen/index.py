@@ -1,7 +1,8 @@
 """The done index: which documents have a committed row, and which were seen in this pass.
 
-About 26 bytes a document: keys and content hashes in sorted arrays, in 256 buckets by the key's first byte, so that
-sorting and taking in new keys copies a 256th of the whole. New keys go into a small dict a bucket, merged now and then.
+25 bytes a committed row: keys, content hashes and a seen mark in sorted arrays, in 256 buckets by the key's first byte,
+so that sorting and taking in new keys copies a 256th of the whole. 16 bytes a key that is new in this pass: nobody asks
+for its content again. New keys go into a small set a bucket first, and are merged now and then.
 """
 
 from collections.abc import Iterator
@@ -57,34 +58,43 @@ def _texts(keys: Keys) -> NDArray[np.bytes_]:
     return np.ascontiguousarray(keys).reshape(-1).view("S16")
 
 
+def _find(hi: NDArray[np.uint64], lo: NDArray[np.uint64], key: bytes) -> int:
+    """Where the key stands in arrays of its halves, sorted by the first; -1 where it does not."""
+    if not len(hi):
+        return -1
+    high, low = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
+    at = int(hi.searchsorted(np.uint64(high)))
+    while at < len(hi) and hi[at] == high:
+        if lo[at] == low:
+            return at
+        at += 1
+    return -1
+
+
 class _Bucket:
-    __slots__ = ("content", "fresh", "hi", "lo", "seen")
+    """Committed rows (`hi`, `lo`, `content`, `seen`), and keys met in this pass that had none (`new_*`, `fresh`)."""
+
+    __slots__ = ("content", "fresh", "hi", "lo", "new_hi", "new_lo", "seen")
 
     def __init__(self, hi: NDArray[np.uint64], lo: NDArray[np.uint64], content: NDArray[np.uint64]) -> None:
         self.hi, self.lo, self.content = hi, lo, content
         self.seen = np.zeros(len(hi), dtype=np.bool_)
-        self.fresh: dict[bytes, bytes] = {}
+        self.new_hi, self.new_lo = np.empty(0, np.uint64), np.empty(0, np.uint64)
+        self.fresh: set[bytes] = set()
 
-    def find(self, key: bytes) -> int:
-        """Where the key stands in the arrays, or -1."""
-        hi, lo = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
-        at = int(self.hi.searchsorted(np.uint64(hi)))
-        while at < len(self.hi) and self.hi[at] == hi:
-            if self.lo[at] == lo:
-                return at
-            at += 1
-        return -1
+    def is_new(self, key: bytes) -> bool:
+        """Whether a key without committed row was met before in this pass."""
+        return key in self.fresh or _find(self.new_hi, self.new_lo, key) >= 0
 
-    def merge(self) -> None:
-        keys = np.frombuffer(b"".join(self.fresh), dtype=">u8").reshape(-1, 2).astype(np.uint64)
-        content = np.frombuffer(b"".join(self.fresh.values()), dtype=">u8").astype(np.uint64)
-        hi = np.concatenate([self.hi, keys[:, 0]])
-        order = np.argsort(hi, kind="stable")
-        self.hi = hi[order]
-        self.lo = np.concatenate([self.lo, keys[:, 1]])[order]
-        self.content = np.concatenate([self.content, content])[order]
-        self.seen = np.concatenate([self.seen, np.ones(len(keys), dtype=np.bool_)])[order]
-        self.fresh = {}
+    def meet(self, key: bytes) -> None:
+        self.fresh.add(key)
+        if len(self.fresh) >= max(_MERGE_AT, len(self.new_hi) // _MERGE_SHARE):
+            keys = np.frombuffer(b"".join(self.fresh), dtype=">u8").reshape(-1, 2).astype(np.uint64)
+            hi = np.concatenate([self.new_hi, keys[:, 0]])
+            order = np.argsort(hi, kind="stable")
+            self.new_hi = hi[order]
+            self.new_lo = np.concatenate([self.new_lo, keys[:, 1]])[order]
+            self.fresh = set()
 
 
 class DoneIndex:
@@ -102,13 +112,11 @@ class DoneIndex:
     def visit(self, key: bytes, content: bytes) -> Visit:
         """Mark the key as seen, and say what it was before. key: 16 bytes; content: 8 bytes."""
         bucket = self._buckets[key[0]]
-        if key in bucket.fresh:
+        if bucket.is_new(key):
             return Visit.DUPLICATE
-        at = bucket.find(key)
+        at = _find(bucket.hi, bucket.lo, key)
         if at < 0:
-            bucket.fresh[key] = content
-            if len(bucket.fresh) >= max(_MERGE_AT, len(bucket.hi) // _MERGE_SHARE):
-                bucket.merge()
+            bucket.meet(key)
             return Visit.NEW
         if bucket.seen[at]:
             return Visit.DUPLICATE

@@ -136,7 +136,7 @@ def test_new_keys_do_not_stay_where_they_are_dear():
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (after - before) / len(numbers) < 40
+    assert (after - before) / len(numbers) < 30
 
 
 def many(count, seed=0):
