@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchgen.executors.local import OnChange
+    from batchgen.lifecycle import Stop
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _JOB = click.argument("job", metavar="JOB.yaml", type=click.Path(path_type=Path, dir_okay=False, exists=True))
@@ -24,6 +26,21 @@ _SET = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a key of the job: --set engine.feed=generate."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+
+
+class _Duration(click.ParamType[float]):
+    """A time such as 3h50m, as seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", value) if value else None
+        if found is None:
+            self.fail(f"{value!r} is no time; write it like 3h50m, 90s or 2d", param, ctx)
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 @click.group(context_settings=_CONTEXT)
@@ -49,18 +66,25 @@ def cli() -> None:
     help="When settings that change the text differ from the run's: refuse; keep the old rows and go on; or move "
     "the old run aside.",
 )
+@click.option("--deadline", type=_Duration(), help="Stop after this time, like at a signal: 3h50m, 90s, 2d.")
 @_JSON
 def run(
-    *, job: Path, sets: tuple[str, ...], limit: int | None, fresh: bool, on_change: "OnChange", as_json: bool
+    *,
+    job: Path,
+    sets: tuple[str, ...],
+    limit: int | None,
+    fresh: bool,
+    on_change: "OnChange",
+    deadline: float | None,
+    as_json: bool,
 ) -> int:
     """Summarize what is not summarized yet."""
-    from batchgen.lifecycle import Stop
-
-    stop = Stop()
-    stop.install()
     from batchgen import config
     from batchgen.executors import local
 
+    stop = _stop()
+    if deadline is not None:
+        stop.set_deadline(deadline)
     options = local.Options(limit=limit, fresh=fresh, on_change=on_change)
     outcome = local.run(config.load(job, sets), options, stop)
     assert outcome.report is not None
@@ -156,11 +180,18 @@ def _set_up_log() -> None:
     log.propagate = False
 
 
-def main() -> None:
+def _stop() -> "Stop":
+    """What asks this run to stop: the entry point's, which has caught signals since the first line."""
+    from batchgen.lifecycle import Stop
+
+    return click.get_current_context().obj or Stop()
+
+
+def main(stop: "Stop | None" = None) -> None:
     """Run the command line and end the process with one of the documented exit statuses."""
     _set_up_log()
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(standalone_mode=False, obj=stop)
     except click.ClickException as e:
         e.show()
         sys.exit(2)

@@ -82,6 +82,9 @@ class FakeEngine(Section):
     docs_per_s: Float | None = Field(None, gt=0, description="Completions a second; as fast as possible when unset.")
     fail_every: Int | None = Field(None, ge=1, description="Every n-th request comes back with an error.")
     die_after: Int | None = Field(None, ge=0, description="The engine dies after this many completions.")
+    lives: Int | None = Field(None, ge=1, description="So many engines start in an attempt, further ones do not.")
+    die_on: str | None = Field(None, description="The engine dies when it comes to a prompt that holds this text.")
+    hang_on: str | None = Field(None, description="The engine hangs when it comes to a prompt that holds this text.")
 
 
 class Engine(Section):
@@ -90,6 +93,9 @@ class Engine(Section):
         "rolling",
         description="`rolling` keeps a bounded number of requests in flight; `generate` is plain LLM.generate "
         "over windows.",
+    )
+    stall_s: Float = Field(
+        300.0, gt=0, description="An engine that gives no sign of work for so many seconds is started again."
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of vLLM's engine, under vLLM's own names and only those."
@@ -126,6 +132,15 @@ class Checkpoint(Section):
 
 class Failures(Section):
     max: Int = Field(0, ge=0, description="Up to so many failed documents the run still ends with 0.")
+    strikes: Int = Field(
+        2, ge=1, description="A document that was in so many dying engines is tried alone, and then fails."
+    )
+
+
+class Lifecycle(Section):
+    grace_s: Float = Field(
+        20.0, ge=0, description="After a signal or at the deadline, what finishes within so many seconds is kept."
+    )
 
 
 class Output(Section):
@@ -144,6 +159,7 @@ class Job(Section):
     sampling: Sampling = Field(Sampling(), description="How the model writes: vLLM's SamplingParams by their names.")
     checkpoint: Checkpoint = Field(Checkpoint(), description="When finished work is written.")
     failures: Failures = Field(Failures(), description="What failed documents mean for the whole run.")
+    lifecycle: Lifecycle = Field(Lifecycle(), description="How a run that is told to stop does so.")
     output: Output = Field(description="Where the summaries go.")
 
 
@@ -208,7 +224,7 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
 COLUMNS = (
     "id", "id_type", "summary", "status", "error_type", "error", "finish_reason", "flags", "prompt_tokens",
-    "cached_tokens", "completion_tokens", "requests", "source", "place", "doc_key", "content_hash",
+    "cached_tokens", "completion_tokens", "requests", "attempts", "source", "place", "doc_key", "content_hash",
     "fingerprint", "finished_at",
 )  # fmt: skip
 

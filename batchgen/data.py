@@ -99,4 +99,5 @@ class Record:
     cached_tokens: int = 0
     completion_tokens: int = 0
     requests: int = 0
+    attempts: int = 0
     finished_at: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -31,6 +31,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.plan_json = path / "plan.json"
         self.run_json = path / "run.json"
+        self.strikes_json = path / f"strikes-{SHARD:05d}.json"
         self.report_json = path / "report.json"
         self.report_md = path / "report.md"
         self._lock_file = path / "locks" / f"shard-{SHARD:05d}.lock"
@@ -171,5 +172,5 @@ class RunDirectory:
 
 def _foreign(path: Path) -> str | None:
     """A name in the folder that no run directory holds."""
-    ours = re.compile(r"(\.tmp-.*|locks|logs|summaries|orphans|damaged|(run|plan|report)\..*|telemetry-.*)$")
+    ours = re.compile(r"(\.tmp-.*|locks|logs|summaries|orphans|damaged|(run|plan|report)\..*|(telemetry|strikes)-.*)$")
     return next((entry.name for entry in sorted(path.iterdir()) if not ours.match(entry.name)), None)

@@ -41,6 +41,8 @@ class Counts:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     preemptions: int = 0
+    engine_starts: int = 0
+    engine_deaths: int = 0
     total_s: float = 0.0
     engine_start_s: float = 0.0
     steady_s: float = 0.0
@@ -68,6 +70,10 @@ class Stats:
     def __init__(self) -> None:
         self.counts = Counts()
         self.reasons: Counter[str] = Counter()
+        self.deaths: list[str] = []
+        self._closed_engines = dict.fromkeys(
+            ("generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"), 0
+        )
         self._begin = time.monotonic()
         self._first: float | None = None
         self._last_input: float | None = None
@@ -79,6 +85,7 @@ class Stats:
 
     def engine_started(self, seconds: float) -> None:
         self.counts.engine_start_s += seconds
+        self.counts.engine_starts += 1
         self._first = self._first or time.monotonic()
 
     def no_more_documents(self) -> None:
@@ -103,10 +110,23 @@ class Stats:
             self.reasons[f"{record.status}: {record.error_type}"] += 1
 
     def engine(self, metrics: EngineMetrics) -> None:
-        self.counts.generated_tokens = metrics.generation_tokens or 0
-        self.counts.prefix_cache_queries = metrics.prefix_cache_queries or 0
-        self.counts.prefix_cache_hits = metrics.prefix_cache_hits or 0
-        self.counts.preemptions = metrics.preemptions or 0
+        """What the engine counts; its numbers begin anew with every engine."""
+        for name, value in (
+            ("generated_tokens", metrics.generation_tokens),
+            ("prefix_cache_queries", metrics.prefix_cache_queries),
+            ("prefix_cache_hits", metrics.prefix_cache_hits),
+            ("preemptions", metrics.preemptions),
+        ):
+            setattr(self.counts, name, self._closed_engines[name] + (value or 0))
+
+    def engine_died(self, reason: str) -> None:
+        self.counts.engine_deaths += 1
+        self.deaths.append(reason)
+
+    def engine_closed(self) -> None:
+        """What the engine has counted so far stays, another one begins at 0."""
+        for name in self._closed_engines:
+            self._closed_engines[name] = getattr(self.counts, name)
 
     def now(self) -> Counts:
         """The counts with the times up to this moment."""

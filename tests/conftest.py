@@ -21,3 +21,12 @@ def model_folder() -> Path:
 def out(tmp_path) -> Path:
     """The run directory of the jobs that helpers_run writes."""
     return tmp_path / "out"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    """Nothing holds a fake engine's memory: no need to wait between two of them."""
+    from batchgen import feed
+
+    monkeypatch.setattr(feed, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(feed, "_ECHO_S", 0.02)

@@ -50,7 +50,7 @@ class Engine(Protocol):
     """Contract: any order; exactly one completion per submitted request that is not aborted.
 
     A problem of one request is a completion with `error`; a problem of the engine raises EngineError, after which
-    only `close` may be called. All calls come from the thread that made the engine.
+    only `close` may be called. All calls come from the thread that made the engine, but `pulse` and `kill`.
     """
 
     limits: Limits
@@ -67,6 +67,20 @@ class Engine(Protocol):
         ...
 
     def metrics(self) -> EngineMetrics: ...
+
+    def pulse(self) -> float | None:
+        """Moment (time.monotonic) since which `poll` waits for a sign of work; None while nobody waits for one.
+
+        Minus infinity where the engine is known to be dead. Any thread may ask.
+        """
+        ...
+
+    def kill(self, why: str) -> None:
+        """End the engine as it stands: a `poll` that waits, or the next one, raises EngineError with `why`.
+
+        Any thread may call it.
+        """
+        ...
 
     def close(self) -> None:
         """Free everything; no process of the engine is left."""

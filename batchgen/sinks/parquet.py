@@ -38,6 +38,7 @@ _FOLLOWING: tuple[_Column, ...] = (
     ("cached_tokens", _COUNT, lambda r: r.cached_tokens),
     ("completion_tokens", _COUNT, lambda r: r.completion_tokens),
     ("requests", _COUNT, lambda r: r.requests),
+    ("attempts", _COUNT, lambda r: r.attempts),
     ("source", _TEXT, lambda r: r.document.source),
     ("place", _TEXT, lambda r: r.document.place),
     ("doc_key", _TEXT, lambda r: r.document.key.hex()),

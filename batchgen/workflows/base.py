@@ -1,8 +1,9 @@
 """The seam between documents and requests: what is asked for a document, and what its answers amount to."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from batchgen.data import Completion, Prepared, Record, Request
+from batchgen.data import Completion, Document, Prepared, Record, Request
 
 
 class Workflow(Protocol):
@@ -18,4 +19,16 @@ class Workflow(Protocol):
 
     def complete(self, completion: Completion) -> tuple[list[Record], list[Request]]:
         """Records that are final now, and requests that are still needed."""
+        ...
+
+    def documents(self, custom_id: str) -> Sequence[Document]:
+        """The documents in a request that has no completion yet."""
+        ...
+
+    def again(self, custom_id: str) -> Request:
+        """The same request under a new id; the old one will have no completion."""
+        ...
+
+    def give_up(self, custom_id: str, error: tuple[str, str]) -> list[Record]:
+        """Failed records, for this reason, of the documents in a request that will have no completion."""
         ...

@@ -1,6 +1,9 @@
 """One document, one request, one record."""
 
-from batchgen.data import COPIED, SUMMARY_CUT, Completion, Prepared, Record, Request
+import dataclasses
+from dataclasses import dataclass
+
+from batchgen.data import COPIED, SUMMARY_CUT, Completion, Document, Prepared, Record, Request
 
 
 class SingleWorkflow:
@@ -10,19 +13,42 @@ class SingleWorkflow:
         self._prefix = prefix
         self._max_tokens = max_tokens
         self._count = 0
-        self._waiting: dict[str, Prepared] = {}
+        self._open: dict[str, _Open] = {}
 
-    def admit(self, prepared: Prepared) -> list[Request]:
+    def _request(self, waiting: "_Open") -> Request:
         self._count += 1
         custom_id = f"{self._prefix}-{self._count}"
-        self._waiting[custom_id] = prepared
-        return [Request(custom_id, prepared.prompt_ids, self._max_tokens)]
+        self._open[custom_id] = waiting
+        return Request(custom_id, waiting.prepared.prompt_ids, self._max_tokens)
+
+    def admit(self, prepared: Prepared) -> list[Request]:
+        return [self._request(_Open(prepared))]
 
     def flush(self) -> list[Request]:
         return []
 
     def complete(self, completion: Completion) -> tuple[list[Record], list[Request]]:
-        return [_record(self._waiting.pop(completion.custom_id), completion)], []
+        return [_record(self._open.pop(completion.custom_id), completion)], []
+
+    def documents(self, custom_id: str) -> list[Document]:
+        return [self._open[custom_id].prepared.document]
+
+    def again(self, custom_id: str) -> Request:
+        waiting = self._open.pop(custom_id)
+        return self._request(dataclasses.replace(waiting, attempts=waiting.attempts + 1))
+
+    def give_up(self, custom_id: str, error: tuple[str, str]) -> list[Record]:
+        waiting = self._open.pop(custom_id)
+        document = waiting.prepared.document
+        return [Record(document, "failed", error_type=error[0], error=error[1], attempts=waiting.attempts)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A document whose request is with the engine; attempts: how often it was sent."""
+
+    prepared: Prepared
+    attempts: int = 1
 
 
 def unsent(prepared: Prepared) -> Record | None:
@@ -34,7 +60,8 @@ def unsent(prepared: Prepared) -> Record | None:
     return None
 
 
-def _record(prepared: Prepared, completion: Completion) -> Record:
+def _record(waiting: _Open, completion: Completion) -> Record:
+    prepared = waiting.prepared
     summary = completion.text.strip()
     error = None
     if completion.error is not None:
@@ -58,6 +85,7 @@ def _record(prepared: Prepared, completion: Completion) -> Record:
         cached_tokens=completion.cached_tokens,
         completion_tokens=completion.completion_tokens,
         requests=1,
+        attempts=waiting.attempts,
     )
 
 

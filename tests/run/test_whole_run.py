@@ -258,7 +258,7 @@ def test_an_unreadable_file_is_refused_before_any_work(tmp_path, out):
 
 def test_an_engine_that_dies_ends_with_69_and_the_next_start_goes_on(tmp_path, out):
     job = write_job(tmp_path, [write_jsonl(tmp_path / "a.jsonl", map(record, range(20)))])
-    outcome = start(job, "engine.fake.die_after=8")
+    outcome = start(job, "engine.fake.die_after=8", "engine.fake.lives=1")
     assert outcome.exit_status == EngineError.exit_status == 69
     committed = rows(out)
     assert 4 <= len(committed) <= 8
@@ -272,7 +272,7 @@ def test_a_stop_commits_what_has_finished_and_ends_with_75(tmp_path, out, monkey
     stop = Stop()
 
     def commit_then_stop(self, *args, original=RunDirectory.part):
-        stop.requested = "SIGTERM"
+        stop.request("SIGTERM")
         return original(self, *args)
 
     with monkeypatch.context() as patched:
@@ -381,7 +381,7 @@ def test_edited_documents_count_once_wherever_a_run_ends(tmp_path, out):
     job = write_job(tmp_path, [path], checkpoint={"rows": 4})
     start(job)
     write_jsonl(path, [record(n, text=f"An edited text about harbour wall number {n}.") for n in range(50)])
-    outcome = start(job, "engine.fake.die_after=10")
+    outcome = start(job, "engine.fake.die_after=10", "engine.fake.lives=1")
     assert outcome.exit_status == 69
     counts = sums(outcome.report)
     assert (counts["total"], counts["ok"]) == (50, 50)

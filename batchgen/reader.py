@@ -1,0 +1,162 @@
+"""The reader's side of the loop: documents that are not done yet, as token ids, a bounded way ahead of the engine."""
+
+import dataclasses
+import queue
+import threading
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from batchgen.data import Document, Prepared, Split
+from batchgen.errors import InputError
+from batchgen.index import Visit
+from batchgen.sources import open_source
+from batchgen.sources.base import place_key
+
+if TYPE_CHECKING:
+    from batchgen.pipeline import Line
+    from batchgen.prompts import PromptBuilder
+
+_BATCH = 64  # documents encoded in one call
+_BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
+_BATCHES_AHEAD = 16
+_KEPT_CHARS = 32  # of a document's text a token of its summary: enough to see that one is copied from its beginning
+_JOIN_S = 2.0
+
+
+@dataclass(slots=True)
+class Reading:
+    """What the reader found in a pass. `complete`: every row of every file was seen."""
+
+    edited: int = 0
+    duplicates: int = 0
+    admitted: int = 0
+    file_errors: list[str] = field(default_factory=list)
+    complete: bool = False
+
+
+def read_documents(line: "Line", reading: Reading) -> Iterator[Document]:
+    """Documents that have no committed row yet, in the order of the plan."""
+    for source, splits in _by_source(line.plan.splits):
+        if source in line.whole:
+            line.stats.counts.read += line.whole[source]
+            line.stats.counts.done_before += line.whole[source]
+            continue
+        try:
+            for split in splits:
+                for document in open_source(line.job, split.input, source).read(split):
+                    if line.limit is not None and reading.admitted >= line.limit:
+                        return
+                    todo = _visit(line, reading, document)
+                    line.committer.read(source, waiting=todo is not None)
+                    if todo is not None:
+                        reading.admitted += 1
+                        yield todo
+        except InputError as e:
+            reading.file_errors.append(str(e))
+            continue
+        line.committer.ended(source)
+    reading.complete = not reading.file_errors
+
+
+def _by_source(splits: Iterable[Split]) -> Iterator[tuple[str, list[Split]]]:
+    found: dict[str, list[Split]] = {}
+    for split in splits:
+        found.setdefault(split.source, []).append(split)
+    yield from found.items()
+
+
+def _visit(line: "Line", reading: Reading, document: Document) -> Document | None:
+    """The document as it is to be done, or None where its row is committed."""
+    line.stats.counts.read += 1
+    visit = line.index.visit(document.key, document.content)
+    if visit is Visit.DUPLICATE:
+        reading.duplicates += 1
+        sentence = f"the id {document.id!r} stood in an earlier row; this row is known by its place"
+        document = dataclasses.replace(
+            document, key=place_key(document.source, document.place), error=("duplicate_id", sentence)
+        )
+        visit = line.index.visit(document.key, document.content)
+    if visit is Visit.DONE:
+        line.stats.counts.done_before += 1
+        return None
+    reading.edited += visit is Visit.EDITED
+    return document
+
+
+class ReadAhead:
+    """Reads, looks up and encodes in a thread of its own, a bounded number of batches ahead of the loop."""
+
+    def __init__(self, line: "Line", reading: Reading) -> None:
+        self._queue: queue.Queue[list[Prepared] | BaseException | None] = queue.Queue(_BATCHES_AHEAD)
+        self._left = threading.Event()
+        self._batch: list[Prepared] = []
+        self._thread = threading.Thread(target=self._run, args=(line, reading), name="read-ahead", daemon=True)
+        self.ended = False
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        # It can sit in a read that hangs (a mount, a network); what it would still read, nobody wants.
+        self._thread.join(_JOIN_S)
+
+    def _run(self, line: "Line", reading: Reading) -> None:
+        try:
+            prompts: PromptBuilder | None = None
+            keep_chars = _KEPT_CHARS * line.job.sampling.max_tokens
+            for documents in _batched(read_documents(line, reading)):
+                prompts = prompts or line.prompts()
+                inputs = [line.committer.files[document.source].input for document in documents]
+                prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
+                if not self._put([_light(one, keep_chars) for one in prepared]):
+                    return
+            self._put(None)
+        except BaseException as e:  # noqa: BLE001  raised again where the loop takes it
+            self._put(e)
+
+    def _put(self, item: list[Prepared] | BaseException | None) -> bool:
+        while not self._left.is_set():
+            try:
+                self._queue.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def take(self, *, wait_s: float) -> Prepared | None:
+        """The next document; None where none comes within `wait_s`, or (`ended`) ever."""
+        if not self._batch and not self.ended:
+            try:
+                item = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
+            except queue.Empty:
+                return None
+            if isinstance(item, BaseException):
+                raise item
+            self.ended = item is None
+            self._batch = list(reversed(item or []))
+        return self._batch.pop() if self._batch else None
+
+
+def _batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    chars = 0
+    for document in documents:
+        batch.append(document)
+        chars += len(document.text)
+        if len(batch) >= _BATCH or chars >= _BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _light(prepared: Prepared, keep_chars: int) -> Prepared:
+    """What waits in queues and with the engine, without what is no longer needed: thousands of them do."""
+    document = prepared.document
+    if len(document.text) > keep_chars:
+        document = dataclasses.replace(document, text=document.text[:keep_chars])
+    return dataclasses.replace(prepared, document=document, prompt_ids=array("i", prepared.prompt_ids))

@@ -1,0 +1,41 @@
+"""Which documents were in an engine that died: kept over starts, so that one of them cannot kill every run."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from batchgen import fsio
+
+
+class Strikes:
+    """Counts by document key, in a file of the run directory that is there only while somebody has one.
+
+    It is advice: a document with a committed row is never asked about, and without the file all begin anew.
+    """
+
+    def __init__(self, path: Path, *, limit: int, owner: str) -> None:
+        """limit: a document with so many is tried alone. owner: see fsio.write_atomic."""
+        self._path = path
+        self._limit = limit
+        self._owner = owner
+        try:
+            self._counts = Counter({bytes.fromhex(key): int(n) for key, n in json.loads(path.read_bytes()).items()})
+        except (OSError, ValueError, AttributeError, TypeError):
+            self._counts = Counter()
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """One more for each of these. Raises OutputError."""
+        self._counts.update(keys)
+        data = json.dumps({key.hex(): count for key, count in self._counts.items()}, indent=0)
+        fsio.write_atomic(self._path, data.encode(), owner=self._owner)
+
+    def suspects(self, keys: Iterable[bytes]) -> bool:
+        """Whether one of these has so many that it is to be tried alone."""
+        return bool(self._counts) and any(self._counts[key] >= self._limit for key in keys)
+
+    def forget(self) -> None:
+        """After a whole pass nobody is suspected. Raises OutputError."""
+        if self._counts or self._path.exists():
+            self._counts.clear()
+            fsio.remove(self._path)
