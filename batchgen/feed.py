@@ -10,16 +10,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from batchgen.data import Prepared, Record, Request
 from batchgen.engines.base import Engine
 from batchgen.errors import EngineError
+from batchgen.line import Line
+from batchgen.reader import ReadAhead
 from batchgen.workflows.single import unsent
-
-if TYPE_CHECKING:
-    from batchgen.pipeline import Line
-    from batchgen.reader import ReadAhead
 
 # So many deaths with no finished request between them: the engine, not a document, is at fault.
 DEATHS = 5
@@ -32,7 +29,7 @@ log = logging.getLogger("batchgen")
 class Feed:
     """State of one pass: what is in flight, what is to be sent again, and who is tried alone."""
 
-    def __init__(self, line: "Line") -> None:
+    def __init__(self, line: Line) -> None:
         self._line = line
         self._engine: Engine | None = None
         self._in_flight: set[str] = set()
@@ -48,7 +45,7 @@ class Feed:
         """Whether nothing that was put in is still to come."""
         return not (self._in_flight or self._again or self._suspects or self._condemned)
 
-    def fill(self, ahead: "ReadAhead") -> None:
+    def fill(self, ahead: ReadAhead) -> None:
         """Put documents in until the engine has what it wants, or none is ready."""
         if self._condemned:
             self._ask_for_a_token(self._condemned[0])

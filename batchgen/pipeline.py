@@ -7,46 +7,10 @@ The loop keeps the engine full of requests, makes records of its completions, an
     run_pass:  Prepared ─ workflow ─→ Request ─ engine ─→ Completion ─ workflow ─→ Record ─ committer ─→ part
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-from batchgen.checkpoint import Committer
-from batchgen.config import Job
-from batchgen.engines.base import Engine, EngineInfo
 from batchgen.errors import EngineError
 from batchgen.feed import Feed
-from batchgen.index import DoneIndex
-from batchgen.lifecycle import Stop
-from batchgen.plan import Plan
-from batchgen.progress import Progress
-from batchgen.prompts import PromptBuilder
-from batchgen.reader import ReadAhead, Reading
-from batchgen.stats import Stats, Telemetry
-from batchgen.strikes import Strikes
-from batchgen.watchdog import Watchdog
-from batchgen.workflows.base import Workflow
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What one pass works with; `prompts` and `engine` are made when the first document needs them."""
-
-    job: Job
-    plan: Plan
-    whole: Mapping[str, int]
-    index: DoneIndex
-    prompts: Callable[[], PromptBuilder]
-    engine: Callable[[], Engine]
-    workflow: Workflow
-    committer: Committer
-    strikes: Strikes
-    watchdog: Watchdog
-    stats: Stats
-    telemetry: Telemetry
-    progress: Progress
-    stop: Stop
-    engine_ready: Callable[[EngineInfo], None]
-    limit: int | None = None
+from batchgen.line import Line, Reading
+from batchgen.reader import ReadAhead
 
 
 def run_pass(line: Line, reading: Reading) -> None:

@@ -5,18 +5,15 @@ import queue
 import threading
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from batchgen.data import Document, Prepared, Split
 from batchgen.errors import InputError
 from batchgen.index import Visit
+from batchgen.line import Line, Reading
+from batchgen.prompts import PromptBuilder
 from batchgen.sources import open_source
 from batchgen.sources.base import place_key
-
-if TYPE_CHECKING:
-    from batchgen.pipeline import Line
-    from batchgen.prompts import PromptBuilder
 
 _BATCH = 64  # documents encoded in one call
 _BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
@@ -25,18 +22,7 @@ _KEPT_CHARS = 32  # of a document's text a token of its summary: enough to see t
 _JOIN_S = 2.0
 
 
-@dataclass(slots=True)
-class Reading:
-    """What the reader found in a pass. `complete`: every row of every file was seen."""
-
-    edited: int = 0
-    duplicates: int = 0
-    admitted: int = 0
-    file_errors: list[str] = field(default_factory=list)
-    complete: bool = False
-
-
-def read_documents(line: "Line", reading: Reading) -> Iterator[Document]:
+def read_documents(line: Line, reading: Reading) -> Iterator[Document]:
     """Documents that have no committed row yet, in the order of the plan."""
     for source, splits in _by_source(line.plan.splits):
         if source in line.whole:
@@ -67,7 +53,7 @@ def _by_source(splits: Iterable[Split]) -> Iterator[tuple[str, list[Split]]]:
     yield from found.items()
 
 
-def _visit(line: "Line", reading: Reading, document: Document) -> Document | None:
+def _visit(line: Line, reading: Reading, document: Document) -> Document | None:
     """The document as it is to be done, or None where its row is committed."""
     line.stats.counts.read += 1
     visit = line.index.visit(document.key, document.content)
@@ -88,7 +74,7 @@ def _visit(line: "Line", reading: Reading, document: Document) -> Document | Non
 class ReadAhead:
     """Reads, looks up and encodes in a thread of its own, a bounded number of batches ahead of the loop."""
 
-    def __init__(self, line: "Line", reading: Reading) -> None:
+    def __init__(self, line: Line, reading: Reading) -> None:
         self._queue: queue.Queue[list[Prepared] | BaseException | None] = queue.Queue(_BATCHES_AHEAD)
         self._left = threading.Event()
         self._batch: list[Prepared] = []
@@ -104,7 +90,7 @@ class ReadAhead:
         # It can sit in a read that hangs (a mount, a network); what it would still read, nobody wants.
         self._thread.join(_JOIN_S)
 
-    def _run(self, line: "Line", reading: Reading) -> None:
+    def _run(self, line: Line, reading: Reading) -> None:
         try:
             prompts: PromptBuilder | None = None
             keep_chars = _KEPT_CHARS * line.job.sampling.max_tokens

@@ -15,11 +15,11 @@ from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, ConfigError, Fin
 from batchgen.fingerprint import differences, digest, fingerprint
 from batchgen.index import KeySet
 from batchgen.lifecycle import Stop
+from batchgen.line import Line, Reading
 from batchgen.model import Model, resolve
-from batchgen.pipeline import Line, run_pass
+from batchgen.pipeline import run_pass
 from batchgen.progress import Progress
 from batchgen.prompts import PromptBuilder, check_templates
-from batchgen.reader import Reading
 from batchgen.rundir import SHARD, RunDirectory
 from batchgen.sinks.parquet import ParquetSink, kept_types
 from batchgen.stats import Stats, Telemetry

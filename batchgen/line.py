@@ -1,0 +1,50 @@
+"""What one pass over the documents works with, and what its reader finds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from batchgen.checkpoint import Committer
+from batchgen.config import Job
+from batchgen.engines.base import Engine, EngineInfo
+from batchgen.index import DoneIndex
+from batchgen.lifecycle import Stop
+from batchgen.plan import Plan
+from batchgen.progress import Progress
+from batchgen.prompts import PromptBuilder
+from batchgen.stats import Stats, Telemetry
+from batchgen.strikes import Strikes
+from batchgen.watchdog import Watchdog
+from batchgen.workflows.base import Workflow
+
+
+@dataclass(slots=True)
+class Reading:
+    """What the reader found in a pass. `complete`: every row of every file was seen."""
+
+    edited: int = 0
+    duplicates: int = 0
+    admitted: int = 0
+    file_errors: list[str] = field(default_factory=list)
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one pass works with; `prompts` and `engine` are made when the first document needs them."""
+
+    job: Job
+    plan: Plan
+    whole: Mapping[str, int]
+    index: DoneIndex
+    prompts: Callable[[], PromptBuilder]
+    engine: Callable[[], Engine]
+    workflow: Workflow
+    committer: Committer
+    strikes: Strikes
+    watchdog: Watchdog
+    stats: Stats
+    telemetry: Telemetry
+    progress: Progress
+    stop: Stop
+    engine_ready: Callable[[EngineInfo], None]
+    limit: int | None = None
