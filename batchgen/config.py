@@ -274,7 +274,7 @@ def _apply_set(parsed: Parsed, assignment: str) -> dict[KeyPath, str]:
     try:
         given = yaml_lines.parse(text)
     except ValueError as e:
-        raise ConfigError(f"--set {assignment}: the value is no valid YAML") from e
+        raise ConfigError(f"--set {assignment}: the value is no valid YAML: {e}; a text can be quoted") from e
     at: Any = parsed.value
     lines = parsed.lines
     path: list[str | int] = []

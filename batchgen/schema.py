@@ -36,19 +36,19 @@ def sections(model: type[BaseModel] = Job, at: str = "") -> Iterator[tuple[str, 
         yield "Top level", model
     for name, field in model.model_fields.items():
         key = f"{at}.{name}".lstrip(".")
-        below = list(dict.fromkeys(_models(field.annotation)))
+        below = list(dict.fromkeys(sections_of(field.annotation)))
         for one in below:
             yield key if len(below) == 1 else f"{key} ({one.__name__})", one
             yield from sections(one, key)
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
     """The sections an annotation takes, also as an entry of a list or as one of several types."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     else:
         for inner in get_args(annotation):
-            yield from _models(inner)
+            yield from sections_of(inner)
 
 
 def _section(heading: str, model: type[BaseModel]) -> str:
@@ -85,7 +85,7 @@ def _type_words(annotation: Any) -> str:
         return f"list of {_MANY.get(words, words)}"
     if outer is dict:
         return "mapping" if inner[1] is Any else f"mapping of text to {_type_words(inner[1])}"
-    return "section" if list(_models(annotation)) else _WORDS[annotation]
+    return "section" if list(sections_of(annotation)) else _WORDS[annotation]
 
 
 def _limits(metadata: Iterable[Any]) -> str:

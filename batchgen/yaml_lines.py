@@ -103,8 +103,12 @@ def parse(text: str) -> Parsed:
     """The value of a YAML text. Raises ValueError where it is none."""
     try:
         return _parse(text)
-    except (yaml.YAMLError, RecursionError) as e:
-        raise ValueError(str(e)) from e
+    except yaml.MarkedYAMLError as e:
+        raise ValueError(e.problem) from e
+    except yaml.reader.ReaderError as e:
+        raise ValueError(e.reason) from e
+    except RecursionError as e:
+        raise ValueError("nested too deeply") from e
 
 
 def load(file: Path) -> Parsed:
