@@ -6,7 +6,7 @@ Here plain values follow the core schema of YAML 1.2, and a plain yes, no, on or
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import yaml
 from batchgen.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
-_WAY_OUT = "write true or false, or quote it"
+_AMBIGUITY = "is a text to some and true or false to others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,58 +133,63 @@ def load(file: Path) -> Parsed:
 
 
 def _parse(text: str) -> Parsed:
-    parsed = Parsed(None, {}, {})
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
         if root is None:
-            return parsed
-        parsed.lines[()] = root.start_mark.line + 1
-        _collect(root, (), parsed)
-        return Parsed(loader.construct_document(root), parsed.lines, parsed.faults)
+            return Parsed(None, {}, {})
+        found = _Collector()
+        found.lines[()] = root.start_mark.line + 1
+        found.collect(root, ())
+        return Parsed(loader.construct_document(root), found.lines, found.faults)
     finally:
         loader.dispose()
 
 
-def _collect(node: yaml.Node, at: KeyPath, parsed: Parsed) -> None:
-    """Note the lines and faults of all below a node, and its own faults."""
-    if isinstance(node, yaml.MappingNode):
-        _collect_mapping(node, at, parsed)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, entry in enumerate(node.value):
-            parsed.lines[(*at, index)] = entry.start_mark.line + 1
-            _collect(entry, (*at, index), parsed)
-    elif node.tag == f"{_TAG}ambiguous":
-        parsed.faults[at] = f"a bare {node.value} is a text to some and true or false to others: {_WAY_OUT}"
-    elif node.tag == f"{_TAG}float" and _FLOAT.match(node.value) and not math.isfinite(_float(node.value)):
-        parsed.faults[at] = f"a finite number is wanted (given: {node.value})"
+@dataclass(slots=True)
+class _Collector:
+    """The lines of all paths, and the faults: one that several aliases lead to is told once."""
 
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    faults: dict[KeyPath, str] = field(default_factory=dict)
+    faulty: set[int] = field(default_factory=set)  # ids of nodes
 
-def _collect_mapping(node: yaml.MappingNode, at: KeyPath, parsed: Parsed) -> None:
-    _collect_merged(node, at, parsed)
-    seen: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            problem = "a key is a plain text, not a list or a mapping"
-            raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-        key, line = key_node.value, key_node.start_mark.line + 1
-        path = (*at, key)
-        parsed.lines[path] = line
-        _collect(value_node, path, parsed)
-        if key in seen:
-            parsed.faults[path] = f"this key stands twice (first in line {seen[key]})"
-        elif key_node.tag == f"{_TAG}ambiguous":
-            parsed.faults[path] = f"a bare {key} is a text to some and true or false to others: quote this key"
-        seen.setdefault(key, line)
+    def collect(self, node: yaml.Node, at: KeyPath) -> None:
+        """Note the lines of all below a node, and its faults and theirs."""
+        if isinstance(node, yaml.MappingNode):
+            self._mapping(node, at)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, entry in enumerate(node.value):
+                self.lines[(*at, index)] = entry.start_mark.line + 1
+                self.collect(entry, (*at, index))
+        elif node.tag == f"{_TAG}ambiguous":
+            self._fault(node, at, f"a bare {node.value} {_AMBIGUITY}: write true or false, or quote it")
+        elif node.tag == f"{_TAG}float" and _FLOAT.match(node.value) and not math.isfinite(_float(node.value)):
+            self._fault(node, at, f"a finite number is wanted (given: {node.value})")
 
+    def _mapping(self, node: yaml.MappingNode, at: KeyPath) -> None:
+        for key_node, value_node in node.value:  # first: a key of the mapping's own holds against a merged one
+            if key_node.tag == f"{_TAG}merge":
+                merged = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                for section in reversed(merged):  # of two, the first holds
+                    self.collect(section, at)
+        seen: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                problem = "a key is a plain text, not a list or a mapping"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key_node.tag != f"{_TAG}merge":
+                self.lines[(*at, key)] = line
+                self.collect(value_node, (*at, key))
+            if key in seen:
+                self.lines[(*at, key)] = line
+                self._fault(key_node, (*at, key), f"this key stands twice (first in line {seen[key]})")
+            elif key_node.tag == f"{_TAG}ambiguous":
+                self._fault(key_node, (*at, key), f"a bare {key} {_AMBIGUITY}: quote this key")
+            seen.setdefault(key, line)
 
-def _collect_merged(node: yaml.MappingNode, at: KeyPath, parsed: Parsed) -> None:
-    """Note the lines of keys that `<<` brings; their faults are told where they stand."""
-    for key_node, value_node in node.value:
-        if key_node.tag == f"{_TAG}merge":
-            sections = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-            for section in reversed(sections):  # of two, the first holds
-                if isinstance(section, yaml.MappingNode):
-                    merged = Parsed(None, {}, {})
-                    _collect_mapping(section, at, merged)
-                    parsed.lines.update(merged.lines)
+    def _fault(self, node: yaml.Node, at: KeyPath, words: str) -> None:
+        if id(node) not in self.faulty:
+            self.faulty.add(id(node))
+            self.faults[at] = words

@@ -240,8 +240,24 @@ def test_a_key_of_its_own_holds_against_a_merged_one(tmp_path):
     parsed = load(tmp_path, "x: &one\n  a: no\nz:\n  a: false\n  <<: *one\n")
     assert parsed.value["z"] == {"a": False}
     assert parsed.lines["z", "a"] == 4
-    assert ("x", "a") in parsed.faults
-    assert ("z", "a") not in parsed.faults
+    assert list(parsed.faults) == [("x", "a")]
+
+
+def test_a_fault_that_aliases_lead_to_is_told_once(tmp_path):
+    parsed = load(tmp_path, "x: &one\n  a: no\n  b: [on]\n  b: 1\ny: *one\nz:\n  <<: *one\n  c: [*one]\n")
+    assert list(parsed.faults) == [("x", "a"), ("x", "b", 0), ("x", "b")]
+
+
+def test_a_section_that_is_merged_on_the_spot_has_its_faults(tmp_path):
+    parsed = load(tmp_path, "z:\n  <<: {a: no}\n  b: 1\n")
+    assert list(parsed.faults) == [("z", "a")]
+    assert parsed.lines["z", "a"] == 2
+
+
+def test_merging_twice_is_a_key_given_twice(tmp_path):
+    parsed = load(tmp_path, "x: &one {a: 1}\nz:\n  <<: *one\n  <<: *one\n")
+    assert parsed.faults == {("z", "<<"): "this key stands twice (first in line 3)"}
+    assert parsed.lines["z", "<<"] == 4
 
 
 def test_of_two_merged_sections_the_first_holds(tmp_path):

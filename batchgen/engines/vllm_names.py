@@ -16,6 +16,8 @@ INSTALL = (
 )
 _ARGS = ("engine", "args")
 _PLAIN: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+# batchgen itself counts with them, also where vLLM is not installed.
+_COUNTED = dict.fromkeys(("max_model_len", "max_num_seqs"), frozenset({int}))
 # Set by batchgen itself, so a job that sets them would be ignored in part.
 _OURS = {
     "disable_log_stats": "the report needs the engine's statistics",
@@ -86,11 +88,13 @@ def check(file: JobFile) -> None:
     Names, and the types of values where vLLM says them in plain words; all faults at once.
     """
     job, origin = file.job, file.origin
-    if package() is None:
-        if job.engine.backend == "fake":
-            return  # a dry run on a machine without vLLM
-        raise ConfigError(INSTALL)
     args, sampling = job.engine.args, job.sampling.others
+    if package() is None:
+        if job.engine.backend == "fake":  # a dry run on a machine without vLLM
+            counted = {name: value for name, value in args.items() if name in _COUNTED}
+            refuse(origin.fault(at, words) for at, words in _faults(_ARGS, counted, _COUNTED, what="vLLM", ours={}))
+            return
+        raise ConfigError(INSTALL)
     known_args, known_sampling = (
         _fields("engine/arg_utils.py", "EngineArgs"),
         _fields("sampling_params.py", "SamplingParams"),
@@ -121,3 +125,5 @@ def _faults(
         # vLLM annotates many fields whose default is None without it, so null is left to vLLM.
         elif types and value is not None and (words := wanted(types, value)) is not None:
             yield (*at, name), f"{words} (given: {value!r})"
+        elif name in _COUNTED and isinstance(value, int) and value < 1:
+            yield (*at, name), f"at least 1 is wanted (given: {value!r})"

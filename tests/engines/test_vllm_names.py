@@ -128,6 +128,8 @@ def test_types_are_read_where_they_are_plain_and_left_alone_where_they_are_not(s
         ("max_num_seqs: true", "a whole number is wanted, not true or false (given: True)"),
         ("max_num_seqs: [64]", "a whole number is wanted (given: [64])"),
         ("max_num_seqs: 1_000", "a whole number is wanted (given: '1_000')"),
+        ("max_num_seqs: 0", "at least 1 is wanted (given: 0)"),
+        ("max_model_len: -1", "at least 1 is wanted (given: -1)"),
         ("enforce_eager: 'false'", "true or false is wanted, without quotes (given: 'false')"),
         ("enforce_eager: 0", "true or false is wanted (given: 0)"),
         ("gpu_memory_utilization: high", "a number is wanted (given: 'high')"),
@@ -253,6 +255,16 @@ def test_the_fake_engine_needs_no_vllm_but_knows_its_names(monkeypatch, tmp_path
     vllm_names._fields.cache_clear()
     vllm_names.check(file)
     vllm_names.check(typo)
+
+
+@pytest.mark.parametrize(("value", "words"), [("'64'", "a whole number is wanted"), ("0", "at least 1 is wanted")])
+@pytest.mark.parametrize("name", ["max_model_len", "max_num_seqs"])
+def test_what_batchgen_counts_with_is_checked_without_vllm_too(monkeypatch, tmp_path, name, value, words):
+    installed(monkeypatch)
+    text = FULL.replace("max_model_len: 512", f"{name}: {value}\n    no_name_of_vllm: 1")
+    file = load_text(tmp_path, text)
+    told = refused(tmp_path, (text, file))
+    assert told.startswith(f"line {line_of(text, name)}: engine.args.{name}: {words}")
 
 
 @pytest.mark.parametrize("origin", [None, "no origin"])
