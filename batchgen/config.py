@@ -4,7 +4,7 @@ import copy
 import difflib
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -245,6 +245,18 @@ def refuse(faults: Iterable[Fault]) -> None:
     """Raise ConfigError with all of them, one a line, where there are any."""
     if lines := [text for _, text in sorted(faults, key=itemgetter(0))]:
         raise ConfigError("\n".join(lines))
+
+
+def at_once(*checks: Callable[[], None]) -> None:
+    """Make all checks, and raise one ConfigError with all that they raise."""
+    told = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as e:
+            told.append(str(e))
+    if told:
+        raise ConfigError("\n".join(told))
 
 
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
