@@ -63,7 +63,6 @@ def _of(kind: type) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Bool = Annotated[bool, _of(bool)]
 Int = Annotated[int, _of(int)]
 Float = Annotated[float, _of(float)]
 
@@ -325,14 +324,22 @@ def _fault(error: Any) -> tuple[KeyPath, str]:
 
 
 def _known_keys(at: KeyPath) -> list[str]:
-    """The keys of the section at `at`."""
-    section: Any = Job
+    """The keys of the section at `at`, of all of them where it may be one of several."""
+    sections: list[type[BaseModel]] = [Job]
     for part in at:
-        if isinstance(part, int):
-            continue  # the list's own annotation was unpacked already
-        annotation = section.model_fields[part].annotation
-        section = get_args(annotation)[0] if get_args(annotation) else annotation
-    return list(section.model_fields)
+        fields = [section.model_fields[part] for section in sections if part in section.model_fields]
+        # What is no field is an entry of a list, which was unpacked already.
+        sections = [below for field in fields for below in sections_of(field.annotation)] or sections
+    return list(dict.fromkeys(name for section in sections for name in section.model_fields))
+
+
+def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections an annotation takes, also as an entry of a list or as one of several types."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for inner in get_args(annotation):
+            yield from sections_of(inner)
 
 
 def _dotted(at: KeyPath) -> str:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from batchgen.config import Job
+from batchgen.config import Job, sections_of
 
 _INTRO = """\
 # Keys of the job file
@@ -40,15 +40,6 @@ def sections(model: type[BaseModel] = Job, at: str = "") -> Iterator[tuple[str, 
         for one in below:
             yield key if len(below) == 1 else f"{key} ({one.__name__})", one
             yield from sections(one, key)
-
-
-def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections an annotation takes, also as an entry of a list or as one of several types."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    else:
-        for inner in get_args(annotation):
-            yield from sections_of(inner)
 
 
 def _section(heading: str, model: type[BaseModel]) -> str:

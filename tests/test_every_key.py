@@ -45,7 +45,7 @@ def keys() -> list[str]:
         found += [
             f"{at}.{name}".lstrip(".")
             for name, field in model.model_fields.items()
-            if not any(True for _ in schema.sections_of(field.annotation))
+            if not list(config.sections_of(field.annotation))
         ]
     return list(dict.fromkeys(found))
 
