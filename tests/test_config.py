@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers_config import FULL, line_of, load_text, write
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_core import PydanticUndefined
 
 from batchgen import config
@@ -283,6 +283,26 @@ def test_the_jobs_that_come_along_are_valid(path):
 
     file = load(path)
     check_templates(file.job, file.origin)
+
+
+class Either(config.Section):
+    one: str = ""
+
+
+class Or(config.Section):
+    other: str = ""
+
+
+class Whole(config.Section):
+    parts: list[Either | Or] = Field(default_factory=list)
+    part: Or | None = None
+
+
+def test_known_keys_are_those_of_all_sections_that_may_stand_there(monkeypatch):
+    monkeypatch.setattr(config, "Job", Whole)
+    assert config._known_keys(()) == ["parts", "part"]
+    assert config._known_keys(("parts", 0)) == ["one", "other"]
+    assert config._known_keys(("part",)) == ["other"]
 
 
 # --set
