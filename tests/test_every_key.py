@@ -20,7 +20,7 @@ from helpers_run import record, rows, start, write_job, write_jsonl
 
 from batchgen import config, schema
 from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError
-from batchgen.executors import inspection
+from batchgen.executors import local
 
 EFFECTS = {}
 
@@ -110,8 +110,8 @@ class Bench:
             error, status = e, e.exit_status
         return Done(folder, error, status, time.monotonic() - began)
 
-    def validate(self, *sets) -> dict:
-        return inspection.validate(config.load(self.job, sets))
+    def check(self, *sets) -> local.Checked:
+        return local.check(config.load(self.job, sets))
 
 
 @pytest.fixture
@@ -173,9 +173,9 @@ def _(bench):
 
 @effect("engine.backend")
 def _(bench):
-    bench.validate()
+    assert bench.check().model is None
     with pytest.raises(ConfigError, match=r"engine\.args\.model: this key is required|vLLM is not installed"):
-        bench.validate("engine.backend=vllm")
+        bench.check("engine.backend=vllm")
 
 
 @effect("engine.feed")

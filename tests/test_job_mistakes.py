@@ -235,28 +235,28 @@ def test_a_mistake_in_a_template_is_told_with_the_line_of_its_key(folder, old, n
 @pytest.mark.parametrize(
     ("assignment", "told"),
     [
-        ("engine.fede=generate", "--set engine.fede: unknown key; did you mean 'feed'?"),
-        ("engin.feed=generate", "--set engin: unknown key; did you mean 'engine'?"),
-        ("input.2.id_feild=nr", "--set input.2.id_feild: unknown key; did you mean 'id_field'?"),
-        ("input.3.id_field=nr", "--set input.3.id_field=nr: no entry 3 in a list of 3"),
-        ("checkpoint.rows=many", "--set checkpoint.rows: a whole number is wanted (given: 'many')"),
-        ("checkpoint.rows=1e3", "--set checkpoint.rows: a whole number is wanted: write 1000 (given: 1000.0)"),
-        ("checkpoint={rows: 1, rows: 2}", "--set checkpoint: checkpoint.rows: this key stands twice (first in line 1)"),
-        ("engine.feed=no", "--set engine.feed: a bare no is a text to some and true or false to others"),
-        ("prompt.user={{ text }}", "--set prompt.user={{ text }}: the value is no valid YAML: a key is a plain text"),
-        ("sampling.seed=.inf", "--set sampling.seed: a finite number is wanted (given: .inf)"),
-        ("output.dir", "--set output.dir: a key and a value are wanted: --set engine.feed=generate"),
-        ("output.dir=", "--set output.dir: Input should be a valid string (given: None)"),
-        pytest.param("engine.args.enforce_eager='false'",
-                     "--set engine.args.enforce_eager: true or false is wanted, without quotes", marks=needs_vllm),
-        pytest.param("engine.args.max_num_seq=4",
-                     "--set engine.args.max_num_seq: vLLM has no 'max_num_seq'; did you mean 'max_num_seqs'?",
+        ("engine.fede=generate", "unknown key; did you mean 'feed'?"),
+        ("engin.feed=generate", "unknown key; did you mean 'engine'?"),
+        ("input.2.id_feild=nr", "unknown key; did you mean 'id_field'?"),
+        ("input.3.id_field=nr", "no entry 3 in a list of 3"),
+        ("checkpoint.rows=many", "a whole number is wanted (given: 'many')"),
+        ("checkpoint.rows=1e3", "a whole number is wanted: write 1000 (given: 1000.0)"),
+        ("checkpoint={rows: 1, rows: 2}", "checkpoint.rows: this key stands twice (first in line 1)"),
+        ("engine.feed=no", "a bare no is a text to some and true or false to others"),
+        ("prompt.user={{ text }}", "the value is no valid YAML: a key is a plain text"),
+        ("sampling.seed=.inf", "a finite number is wanted (given: .inf)"),
+        ("output.dir", "a key and a value are wanted: --set engine.feed=generate"),
+        ("output.dir=", "Input should be a valid string (given: None)"),
+        pytest.param("engine.args.enforce_eager='false'", "true or false is wanted, without quotes", marks=needs_vllm),
+        pytest.param("engine.args.max_num_seq=4", "vLLM has no 'max_num_seq'; did you mean 'max_num_seqs'?",
                      marks=needs_vllm),
     ],
 )  # fmt: skip
 def test_a_mistake_on_the_command_line_names_its_set(folder, assignment, told):
     (found,) = validate(JOB, "--set", assignment)
-    assert found.startswith(told)
+    place = "engin" if assignment.startswith("engin.") else assignment.partition("=")[0]
+    assert re.match(rf"--set {re.escape(place)}(=[^:]*(: \d[^:]*)*)?: ", found), found
+    assert f": {told}" in found
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(folder):
@@ -300,14 +300,15 @@ def test_mistakes_in_names_of_vllm_and_in_templates_are_told_at_once(folder):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("feed: rolling", "feeds: rolling", ["engine.feeds: unknown key; did you mean 'feed'?"]),
-        ("rows: 500}", "rows: no, rows: 1}", ["checkpoint.rows: this key stands twice"]),
+        ("feed: rolling", "feeds: rolling", "engine.feeds: unknown key; did you mean 'feed'?"),
+        ("rows: 500}", "rows: no, rows: 1}", "checkpoint.rows: this key stands twice"),
     ],
 )
 def test_the_real_command_line_tells_a_mistake_and_ends_with_78(folder, old, new, told):
     text, line = planted(JOB, old, new)
     (folder / "job.yaml").write_text(text)
-    done = command("validate", "job.yaml")
-    assert (done.returncode, done.stdout) == (ConfigError.exit_status, "")
-    assert [f"job.yaml, line {line}: {one}" in done.stderr for one in told] == [True]
-    assert "Traceback" not in done.stderr
+    for name in ("validate", "run"):
+        done = command(name, "job.yaml")
+        assert done.returncode == ConfigError.exit_status
+        assert f"job.yaml, line {line}: {told}" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
