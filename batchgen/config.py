@@ -2,19 +2,20 @@
 
 import copy
 import difflib
-import json
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from batchgen import yaml_lines
 from batchgen.errors import ConfigError
-from batchgen.yaml_lines import KeyPath
+from batchgen.yaml_lines import KeyPath, Parsed
 
 
 class Section(BaseModel):
@@ -23,14 +24,47 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _no_bool(value: Any) -> Any:
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def wanted(kinds: Collection[type], value: Any) -> str | None:
+    """What to tell where `value` is of none of `kinds` (of bool, int, float, str), None where it is of one.
+
+    An integer is a number; true and false are none, nor is a text that looks like one.
+    """
+    fits = {*kinds, int} if float in kinds else {*kinds}
+    if type(value) in fits:
+        return None
+    words = " or ".join(name for kind, name in _KINDS.items() if kind in kinds) + " is wanted"
     if isinstance(value, bool):
-        raise ValueError("a number is wanted, not true or false")  # noqa: TRY004  pydantic wants ValueError
-    return value
+        return f"{words}, not true or false"
+    if isinstance(value, str) and _type_without_quotes(value) in fits:
+        return f"{words}, without quotes"
+    if isinstance(value, float) and value.is_integer() and int in kinds:
+        return f"{words}: write {int(value)}"
+    if isinstance(value, int | float) and str in kinds:
+        return f"{words}: put it in quotes"
+    return words
 
 
-Int = Annotated[int, BeforeValidator(_no_bool)]
-Float = Annotated[float, BeforeValidator(_no_bool)]
+def _type_without_quotes(text: str) -> type | None:
+    try:
+        return type(yaml_lines.parse(text).value)
+    except ValueError:
+        return None
+
+
+def _of(kind: type) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if (words := wanted({kind}, value)) is not None:
+            raise ValueError(words)
+        return value
+
+    return BeforeValidator(check)
+
+
+Int = Annotated[int, _of(int)]
+Float = Annotated[float, _of(float)]
 
 
 def _keep_as_mapping(value: Any) -> Any:
@@ -102,15 +136,6 @@ class Engine(Section):
     )
     fake: FakeEngine = Field(FakeEngine(), description="For `backend: fake`.")
 
-    @field_validator("args")
-    @classmethod
-    def _no_nan(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(value, default=str, allow_nan=False)
-        except ValueError as e:
-            raise ValueError("holds a number that is none (.nan or .inf)") from e
-        return value
-
 
 class Sampling(BaseModel):
     """vLLM's SamplingParams under their own names; max_tokens is always set, since vLLM's default is 16."""
@@ -163,6 +188,9 @@ class Job(Section):
     output: Output = Field(description="Where the summaries go.")
 
 
+Fault = tuple[float, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a job's keys stand: `place(("engine", "args"))` is a text like `jobs/a.yaml, line 12`."""
@@ -182,12 +210,10 @@ class Origin:
         place, key = self.place(at), _dotted(at)
         return place if place == f"--set {key}" else f"{place}: {key}"
 
-    def refuse_unknown(self, at: KeyPath, names: Iterable[str], known: Sequence[str], *, what: str) -> None:
-        """Raise ConfigError for the first of `names` that is not among `known`."""
-        for name in names:
-            if name not in known:
-                key = (*at, name)
-                raise ConfigError(f"{self.where(key)}: {what} has no {name!r}{nearest(name, known)}")
+    def fault(self, at: KeyPath, words: str) -> Fault:
+        """What is wrong at a key, to be sorted: faults of the file by line, then those of `--set`."""
+        lines = [self.lines[at[:end]] for end in range(len(at), 0, -1) if at[:end] in self.lines]
+        return (lines[0] or math.inf) if lines else 0, f"{self.where(at)}: {words}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +233,45 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
 
     Raises ConfigError with every fault found, one a line.
     """
-    raw, lines = yaml_lines.load(file)
+    parsed = yaml_lines.load(file)
+    origin = Origin(file, parsed.lines)
+    faults = [origin.fault(at, words) for at, words in parsed.faults.items()]  # before a --set changes the lines
+    told = set(parsed.faults)
     for assignment in sets:
-        _apply_set(raw, lines, assignment)
-    origin = Origin(file, lines)
+        try:
+            ours = _apply_set(parsed, assignment)
+        except ConfigError as e:
+            faults.append((math.inf, str(e)))
+        else:
+            faults += [origin.fault(at, words) for at, words in ours.items()]
+            told |= set(ours)
     try:
-        job = Job.model_validate(raw)
+        job = Job.model_validate(parsed.value)
     except ValidationError as e:
-        faults = [_fault(origin, error) for error in e.errors()]
-        raise ConfigError("\n".join(faults)) from e
-    if faults := _keep_faults(origin, job):
-        raise ConfigError("\n".join(faults))
+        found = [_fault(error) for error in e.errors()]
+        faults += [origin.fault(at, words) for at, words in found if at not in told]
+    else:
+        faults += [origin.fault(at, words) for at, words in _keep_faults(job)]
+    refuse(faults)
     return JobFile(job, origin)
+
+
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise ConfigError with all of them, one a line, where there are any."""
+    if lines := [text for _, text in sorted(faults, key=itemgetter(0))]:
+        raise ConfigError("\n".join(lines))
+
+
+def at_once(*checks: Callable[[], None]) -> None:
+    """Make all checks, and raise one ConfigError with all that they raise."""
+    told = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as e:
+            told.append(str(e))
+    if told:
+        raise ConfigError("\n".join(told))
 
 
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
@@ -229,30 +282,28 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _keep_faults(origin: Origin, job: Job) -> list[str]:
-    faults = []
+def _keep_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
     for index, item in enumerate(job.input):
-        where = origin.where(("input", index, "keep"))
-        faults += [
-            f"{where}: {ours!r} is a name of batchgen's own; give it another: keep: {{{theirs}: my_{ours}}}"
-            for theirs, ours in item.keep.items()
-            if ours in COLUMNS or ours == "text"
-        ]
+        at = ("input", index, "keep")
+        for theirs, ours in item.keep.items():
+            if ours in COLUMNS or ours == "text":
+                yield at, f"{ours!r} is a name of batchgen's own; give it another: keep: {{{theirs}: my_{ours}}}"
         if len(set(item.keep.values())) < len(item.keep):
-            faults.append(f"{where}: two fields get the same name")
-    return faults
+            yield at, "two fields get the same name"
 
 
-def _apply_set(raw: dict[str, Any], lines: dict[KeyPath, int], assignment: str) -> None:
+def _apply_set(parsed: Parsed, assignment: str) -> dict[KeyPath, str]:
+    """Lay one `--set` over the job; what is wrong in its value by path. Raises ConfigError where it leads nowhere."""
     key, equals, text = assignment.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
         raise ConfigError(f"--set {assignment}: a key and a value are wanted: --set engine.feed=generate")
     try:
-        value = yaml_lines.parse(text)
+        given = yaml_lines.parse(text)
     except ValueError as e:
-        raise ConfigError(f"--set {assignment}: the value is no valid YAML") from e
-    at: Any = raw
+        raise ConfigError(f"--set {assignment}: the value is no valid YAML: {e}; a text can be quoted") from e
+    at: Any = parsed.value
+    lines = parsed.lines
     path: list[str | int] = []
     for number, part in enumerate(parts, 1):
         step: Any = int(part) if isinstance(at, list) and part.isdecimal() else part
@@ -262,7 +313,7 @@ def _apply_set(raw: dict[str, Any], lines: dict[KeyPath, int], assignment: str) 
             raise ConfigError(f"--set {assignment}: {key!r} leads through {path[-1]!r}, which holds no keys")
         path.append(step)
         if number == len(parts):
-            at[step] = value
+            at[step] = given.value
         else:
             old = at.get(step) if isinstance(at, dict) else at[step]
             if old is None:
@@ -273,30 +324,38 @@ def _apply_set(raw: dict[str, Any], lines: dict[KeyPath, int], assignment: str) 
     for below in [known for known in lines if known[: len(path)] == tuple(path)]:
         del lines[below]
     lines[tuple(path)] = 0  # 0: not from the file
+    return {(*path, *below): words for below, words in given.faults.items()}
 
 
-def _fault(origin: Origin, error: Any) -> str:
+def _fault(error: Any) -> tuple[KeyPath, str]:
     at: KeyPath = tuple(error["loc"])
     if at[-1] == "[key]" or error["type"] == "invalid_key":  # the key itself is wrong: a number, say
         at = at if at[-1] != "[key]" else at[:-1]
         at = (*at[:-1], str(at[-1]))
-    where = origin.where(at)
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key{nearest(str(at[-1]), _known_keys(at[:-1]))}"
+        return at, f"unknown key{nearest(str(at[-1]), _known_keys(at[:-1]))}"
     if error["type"] == "missing":
-        return f"{where}: this key is required"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')} (given: {error['input']!r})"
+        return at, "this key is required"
+    return at, f"{error['msg'].removeprefix('Value error, ')} (given: {error['input']!r})"
 
 
 def _known_keys(at: KeyPath) -> list[str]:
-    """The keys of the section at `at`."""
-    section: Any = Job
+    """The keys of the section at `at`, of all of them where it may be one of several."""
+    sections: list[type[BaseModel]] = [Job]
     for part in at:
-        if isinstance(part, int):
-            continue  # the list's own annotation was unpacked already
-        annotation = section.model_fields[part].annotation
-        section = get_args(annotation)[0] if get_args(annotation) else annotation
-    return list(section.model_fields)
+        fields = [section.model_fields[part] for section in sections if part in section.model_fields]
+        # What is no field is an entry of a list, which was unpacked already.
+        sections = [below for field in fields for below in sections_of(field.annotation)] or sections
+    return list(dict.fromkeys(name for section in sections for name in section.model_fields))
+
+
+def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections an annotation takes, also as an entry of a list or as one of several types."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for inner in get_args(annotation):
+            yield from sections_of(inner)
 
 
 def _dotted(at: KeyPath) -> str:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from batchgen.config import Job
+from batchgen.config import Job, sections_of
 
 _INTRO = """\
 # Keys of the job file
@@ -36,19 +36,10 @@ def sections(model: type[BaseModel] = Job, at: str = "") -> Iterator[tuple[str, 
         yield "Top level", model
     for name, field in model.model_fields.items():
         key = f"{at}.{name}".lstrip(".")
-        below = list(dict.fromkeys(_models(field.annotation)))
+        below = list(dict.fromkeys(sections_of(field.annotation)))
         for one in below:
             yield key if len(below) == 1 else f"{key} ({one.__name__})", one
             yield from sections(one, key)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections an annotation takes, also as an entry of a list or as one of several types."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    else:
-        for inner in get_args(annotation):
-            yield from _models(inner)
 
 
 def _section(heading: str, model: type[BaseModel]) -> str:
@@ -85,7 +76,7 @@ def _type_words(annotation: Any) -> str:
         return f"list of {_MANY.get(words, words)}"
     if outer is dict:
         return "mapping" if inner[1] is Any else f"mapping of text to {_type_words(inner[1])}"
-    return "section" if list(_models(annotation)) else _WORDS[annotation]
+    return "section" if list(sections_of(annotation)) else _WORDS[annotation]
 
 
 def _limits(metadata: Iterable[Any]) -> str:

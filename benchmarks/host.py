@@ -4,8 +4,8 @@
     python benchmarks/host.py memory [--documents 1000000 3000000]
 
 The bare loop reads the same Parquet file, renders the same prompt (its chat template once), encodes it with the same
-tokenizer in batches and writes a row for each document. Both run as child processes, in turns; times are those of the whole process.
-`memory` gives the peak (VmHWM) of a whole run on the fake engine, and what each further document adds to it.
+tokenizer in batches and writes a row for each document. Both run as child processes, in turns; times are those of the
+whole process. `memory` gives the peak (VmHWM) of a whole run on the fake engine, and what each further document adds.
 """
 
 import argparse

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers_config import FULL, line_of, load_text, write
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_core import PydanticUndefined
 
 from batchgen import config
@@ -44,12 +44,12 @@ MISTAKES = [
     # Wrong types.
     ("name: demo", "name: 7", "name", "valid string"),
     ("name: demo", "name: [demo]", "name", "valid string"),
-    ("name: demo", "name: 2024-12-01", "name", "valid string"),
+    ("name: demo", "name: 2024", "name", "valid string"),
     ("name: demo", "name: a/b", "name", "should match pattern"),
     ("name: demo", 'name: ""', "name", "should match pattern"),
     ("text_field: body.text", "text_field: 3", "input.0.text_field", "valid string"),
-    ("min_chars: 5", "min_chars: few", "input.0.min_chars", "valid integer"),
-    ("min_chars: 5", "min_chars: 5.5", "input.0.min_chars", "valid integer"),
+    ("min_chars: 5", "min_chars: few", "input.0.min_chars", "a whole number is wanted (given: 'few')"),
+    ("min_chars: 5", "min_chars: 5.5", "input.0.min_chars", "a whole number is wanted"),
     ("keep: [title, lang]", "keep: title", "input.0.keep", "valid dictionary"),
     ("keep: [title, lang]", "keep: [title, {lang: l}]", "input.0.keep", "a list of field names is wanted"),
     ("keep: [title, lang]", "keep: [[title]]", "input.0.keep", "a list of field names is wanted"),
@@ -58,12 +58,18 @@ MISTAKES = [
     ("keep: [title, lang]", "keep: {1: title}", "input.0.keep.1", "valid string"),
     ("backend: fake", "backend: vlm", "engine.backend", "'vllm' or 'fake'"),
     ("feed: rolling", "feed: stream", "engine.feed", "'rolling' or 'generate'"),
-    ("feed: rolling", "feed: on", "engine.feed", "'rolling' or 'generate'"),
+    ("feed: rolling", "feed: on", "engine.feed", "write true or false, or quote it"),
     ("  args:\n    max_model_len: 512", "  args: [max_model_len]", "engine.args", "valid dictionary"),
     ("max_model_len: 512", "512: max_model_len", "engine.args.512", "valid string"),
-    ("docs_per_s: 100.5", "docs_per_s: fast", "engine.fake.docs_per_s", "valid number"),
-    ("max_tokens: 32", "max_tokens: 32.5", "sampling.max_tokens", "valid integer"),
-    ("interval_s: 2.5", "interval_s: [2]", "checkpoint.interval_s", "valid number"),
+    ("docs_per_s: 100.5", "docs_per_s: fast", "engine.fake.docs_per_s", "a number is wanted"),
+    ("max_tokens: 32", "max_tokens: 32.5", "sampling.max_tokens", "a whole number is wanted"),
+    ("max_tokens: 32", "max_tokens: 1e3", "sampling.max_tokens", "a whole number is wanted: write 1000"),
+    ("max_tokens: 32", "max_tokens: 32.0", "sampling.max_tokens", "a whole number is wanted: write 32"),
+    ("max_tokens: 32", "max_tokens: '32'", "sampling.max_tokens", "a whole number is wanted, without quotes"),
+    ("max_tokens: 32", "max_tokens: 1_000", "sampling.max_tokens", "a whole number is wanted (given: '1_000')"),
+    ("interval_s: 2.5", "interval_s: 0:30", "checkpoint.interval_s", "a number is wanted (given: '0:30')"),
+    ("interval_s: 2.5", "interval_s: '2.5'", "checkpoint.interval_s", "a number is wanted, without quotes"),
+    ("interval_s: 2.5", "interval_s: [2]", "checkpoint.interval_s", "a number is wanted"),
     ("interval_s: 2.5", "interval_s: .inf", "checkpoint.interval_s", "finite number"),
     ("temperature: 0.5", "temperature: .nan", "sampling.temperature", "finite number"),
     ("output:\n  dir: out", "output: out", "output", "valid dictionary"),
@@ -71,14 +77,14 @@ MISTAKES = [
     ("  max: 3", "  3: max", "failures.3", "Keys should be strings"),
     # Booleans, which Python counts as numbers.
     ("min_chars: 5", "min_chars: true", "input.0.min_chars", "not true or false"),
-    ("docs_per_s: 100.5", "docs_per_s: yes", "engine.fake.docs_per_s", "not true or false"),
-    ("fail_every: 7", "fail_every: on", "engine.fake.fail_every", "not true or false"),
+    ("docs_per_s: 100.5", "docs_per_s: yes", "engine.fake.docs_per_s", "a bare yes is a text to some"),
+    ("fail_every: 7", "fail_every: on", "engine.fake.fail_every", "write true or false, or quote it"),
     ("die_after: 900", "die_after: false", "engine.fake.die_after", "not true or false"),
     ("temperature: 0.5", "temperature: false", "sampling.temperature", "not true or false"),
     ("max_tokens: 32", "max_tokens: true", "sampling.max_tokens", "not true or false"),
     ("interval_s: 2.5", "interval_s: true", "checkpoint.interval_s", "not true or false"),
     ("rows: 50", "rows: true", "checkpoint.rows", "not true or false"),
-    ("max: 3", "max: no", "failures.max", "not true or false"),
+    ("max: 3", "max: no", "failures.max", "write true or false, or quote it"),
     # Numbers that mean nothing.
     ("min_chars: 5", "min_chars: 0", "input.0.min_chars", "greater than or equal to 1"),
     ("docs_per_s: 100.5", "docs_per_s: 0", "engine.fake.docs_per_s", "greater than 0"),
@@ -279,6 +285,26 @@ def test_the_jobs_that_come_along_are_valid(path):
     check_templates(file.job, file.origin)
 
 
+class Either(config.Section):
+    one: str = ""
+
+
+class Or(config.Section):
+    other: str = ""
+
+
+class Whole(config.Section):
+    parts: list[Either | Or] = Field(default_factory=list)
+    part: Or | None = None
+
+
+def test_known_keys_are_those_of_all_sections_that_may_stand_there(monkeypatch):
+    monkeypatch.setattr(config, "Job", Whole)
+    assert config._known_keys(()) == ["parts", "part"]
+    assert config._known_keys(("parts", 0)) == ["one", "other"]
+    assert config._known_keys(("part",)) == ["other"]
+
+
 # --set
 
 
@@ -347,7 +373,7 @@ def test_set_changes_one_section_where_an_alias_names_two(tmp_path):
         ("output.dir.x=1", "leads through 'dir', which holds no keys"),
         ("output.dir.x.y=1", "leads through 'dir', which holds no keys"),
         ("name=[", "the value is no valid YAML"),
-        ("name=2024-13-01", "the value is no valid YAML"),
+        ("name=!!int few", "the value is no valid YAML"),
     ],
 )
 def test_a_set_that_leads_nowhere_is_told_whole(tmp_path, assignment, words):
@@ -363,7 +389,12 @@ def test_a_set_that_leads_nowhere_is_told_whole(tmp_path, assignment, words):
         ("engine.fed=x", "--set engine.fed: unknown key; did you mean 'feed'?"),
         ("enigne.feed=rolling", "--set enigne: unknown key; did you mean 'engine'?"),
         ("checkpoint.rows=-1", "--set checkpoint.rows: Input should be greater than or equal to 1"),
-        ("checkpoint.rows=yes", "--set checkpoint.rows: a number is wanted, not true or false"),
+        ("checkpoint.rows=true", "--set checkpoint.rows: a whole number is wanted, not true or false"),
+        ("checkpoint.rows=yes", "--set checkpoint.rows: a bare yes is a text to some and true or false to others: "),
+        ("checkpoint.rows=1e3", "--set checkpoint.rows: a whole number is wanted: write 1000"),
+        ("input.0.keep={a: no}", "--set input.0.keep: input.0.keep.a: a bare no is a text to some"),
+        ("engine.args={a: 1, a: 2}", "--set engine.args: engine.args.a: this key stands twice"),
+        ("engine.args.x=.nan", "--set engine.args.x: a finite number is wanted (given: .nan)"),
         ("engine.fake={docs_per_s: 0}", "--set engine.fake: engine.fake.docs_per_s: Input should be greater than 0"),
         ("prompt={}", "--set prompt: prompt.user: this key is required"),
         ("input.0.keep=[id]", "--set input.0.keep: 'id' is a name of batchgen's own"),
@@ -398,12 +429,21 @@ def test_where_names_the_key_once():
     assert origin.where(("sampling", "n")) == "--set sampling: sampling.n"
 
 
-def test_refuse_unknown_names_the_first_that_is_not_known():
-    origin = Origin(Path("a.yaml"), {("sampling", "topp"): 8})
-    origin.refuse_unknown(("sampling",), ["top_p"], ["top_p"], what="vLLM")
+def test_faults_sort_by_their_lines_and_those_of_a_set_are_the_last():
+    origin = Origin(Path("a.yaml"), {("engine",): 3, ("engine", "feed"): 5, ("sampling",): 0})
+    ats = [("sampling", "n"), ("engine", "feed"), ("engine", "args", "x"), ("output",)]
     with pytest.raises(ConfigError) as caught:
-        origin.refuse_unknown(("sampling",), ["top_p", "topp"], ["top_p", "n"], what="vLLM")
-    assert str(caught.value) == "a.yaml, line 8: sampling.topp: vLLM has no 'topp'; did you mean 'top_p'?"
+        config.refuse([origin.fault(at, "wrong") for at in ats])
+    assert str(caught.value).splitlines() == [
+        "a.yaml: output: wrong",
+        "a.yaml, line 3: engine.args.x: wrong",
+        "a.yaml, line 5: engine.feed: wrong",
+        "--set sampling: sampling.n: wrong",
+    ]
+
+
+def test_without_faults_nothing_is_refused():
+    config.refuse([])
 
 
 def test_nearest_says_nothing_where_nothing_is_near():

@@ -1,6 +1,6 @@
 """The page of keys: whatever stands in a schema is told, without the generator knowing it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -54,6 +54,28 @@ def test_a_whole_job_begins_with_its_top_level():
     found = list(schema.sections(Outer))
     assert found[0] == ("Top level", Outer)
     assert "source (Hub)" in dict(found)
+
+
+def loose_types(annotation, metadata=()):
+    """Plain types that pydantic would turn other values into: `"5"` into 5, `"off"` into false."""
+    if get_origin(annotation) is Annotated:
+        annotation, *more = get_args(annotation)
+        metadata = [*metadata, *more]
+    if annotation in (int, float, bool):
+        return [] if any(isinstance(one, BeforeValidator) for one in metadata) else [annotation]
+    return [loose for inner in get_args(annotation) for loose in loose_types(inner)]
+
+
+@pytest.mark.parametrize("model", [model for _, model in schema.sections()], ids=lambda model: model.__name__)
+def test_no_key_takes_a_value_of_another_type(model):
+    loose = [name for name, field in model.model_fields.items() if loose_types(field.annotation, field.metadata)]
+    assert loose == [], "declare it as config.Int or config.Float, or as they are made"
+
+
+def test_loose_types_are_found():
+    assert loose_types(int) == [int]
+    assert loose_types(list[float] | bool | None) == [float, bool]
+    assert loose_types(Int | None) == loose_types(Int) == []
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """What vLLM is called here and which names it takes, read from its source files without importing it (8-20 s)."""
 
 import ast
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 
-from batchgen.config import JobFile
+from batchgen.config import JobFile, nearest, refuse, wanted
 from batchgen.errors import ConfigError
 
 INSTALL = (
     "vLLM is not installed: pip install 'batchgen[vllm]' for NVIDIA GPUs, or 'batchgen[cpu]' for a CPU (README.md, "
     "Install)"
 )
+_ARGS = ("engine", "args")
+_PLAIN: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+# batchgen itself counts with them, also where vLLM is not installed.
+_COUNTED = dict.fromkeys(("max_model_len", "max_num_seqs"), frozenset({int}))
 # Set by batchgen itself, so a job that sets them would be ignored in part.
 _OURS = {
     "disable_log_stats": "the report needs the engine's statistics",
@@ -39,7 +45,8 @@ def package() -> tuple[str, str] | None:
 
 
 @cache
-def _fields(file: str, class_name: str) -> tuple[str, ...]:
+def _fields(file: str, class_name: str) -> Mapping[str, frozenset[type] | None]:
+    """Names of a class of vLLM, each with the types its annotation is made of, None where it names others too."""
     spec = util.find_spec("vllm")
     if spec is None or spec.origin is None:
         raise ConfigError(INSTALL)
@@ -50,28 +57,73 @@ def _fields(file: str, class_name: str) -> tuple[str, ...]:
         raise ConfigError(
             f"vLLM has no {class_name} in {file}: batchgen knows 0.26 to 0.33; install one of them"
         ) from e
-    names = [n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-    return tuple(name for name in names if not name.startswith("_"))
+    found = [
+        (n.target.id, n.annotation) for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    ]
+    return {name: _types(annotation) for name, annotation in found if not name.startswith("_")}
+
+
+def _types(annotation: ast.expr) -> frozenset[type] | None:
+    """The plain types of `int`, `int | None`, `Optional[int]` and the like, without None."""
+    match annotation:
+        case ast.Name(id=name) if name in _PLAIN:
+            return frozenset({_PLAIN[name]})
+        case ast.Constant(value=None):
+            return frozenset()
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            parts = [left, right]
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=one):
+            parts = [one]
+        case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=elements)):
+            parts = elements
+        case _:
+            return None
+    known = [types for types in map(_types, parts) if types is not None]
+    return frozenset().union(*known) if len(known) == len(parts) else None
 
 
 def check(file: JobFile) -> None:
-    """Raise ConfigError where `engine.args` or `sampling` hold a name vLLM does not know, or one batchgen sets."""
+    """Raise ConfigError where `engine.args` or `sampling` hold what this vLLM does not take, or batchgen sets.
+
+    Names, and the types of values where vLLM says them in plain words; all faults at once.
+    """
     job, origin = file.job, file.origin
+    args, sampling = job.engine.args, job.sampling.others
     if package() is None:
-        if job.engine.backend == "fake":
-            return  # a dry run on a machine without vLLM
+        if job.engine.backend == "fake":  # a dry run on a machine without vLLM
+            counted = {name: value for name, value in args.items() if name in _COUNTED}
+            refuse(origin.fault(at, words) for at, words in _faults(_ARGS, counted, _COUNTED, what="vLLM", ours={}))
+            return
         raise ConfigError(INSTALL)
-    args_at, sampling_at = ("engine", "args"), ("sampling",)
-    origin.refuse_unknown(args_at, job.engine.args, _fields("engine/arg_utils.py", "EngineArgs"), what="vLLM")
-    sampling = job.sampling.others
-    origin.refuse_unknown(sampling_at, sampling, _fields("sampling_params.py", "SamplingParams"), what="SamplingParams")
-    for at, given, ours in ((args_at, job.engine.args, _OURS), (sampling_at, sampling, _OURS_SAMPLING)):
-        for name in given:
-            if name in ours:
-                key = (*at, name)
-                raise ConfigError(f"{origin.place(key)}: {'.'.join(key)} cannot be set: {ours[name]}")
-    if job.engine.backend == "vllm" and not job.engine.args.get("model"):
-        raise ConfigError(f"{origin.place(args_at)}: engine.args.model is required: a folder or a name on the Hub")
-    if job.engine.args.get("data_parallel_size") not in (None, 1):
-        key = (*args_at, "data_parallel_size")
-        raise ConfigError(f"{origin.place(key)}: one engine is one replica: leave data_parallel_size out")
+    known_args, known_sampling = (
+        _fields("engine/arg_utils.py", "EngineArgs"),
+        _fields("sampling_params.py", "SamplingParams"),
+    )
+    faults = [*_faults(_ARGS, args, known_args, what="vLLM", ours=_OURS)]
+    faults += _faults(("sampling",), sampling, known_sampling, what="SamplingParams", ours=_OURS_SAMPLING)
+    if job.engine.backend == "vllm" and not args.get("model"):
+        faults.append(((*_ARGS, "model"), "this key is required: a folder or a name on the Hub"))
+    if isinstance(replicas := args.get("data_parallel_size"), int) and replicas != 1:
+        faults.append(((*_ARGS, "data_parallel_size"), "one engine is one replica: leave data_parallel_size out"))
+    refuse(origin.fault(at, words) for at, words in faults)
+
+
+def _faults(
+    at: tuple[str, ...],
+    given: Mapping[str, Any],
+    known: Mapping[str, frozenset[type] | None],
+    *,
+    what: str,
+    ours: Mapping[str, str],
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name, value in given.items():
+        types = known.get(name)
+        if name not in known:
+            yield (*at, name), f"{what} has no {name!r}{nearest(name, known)}"
+        elif name in ours:
+            yield (*at, name), f"cannot be set: {ours[name]}"
+        # vLLM annotates many fields whose default is None without it, so null is left to vLLM.
+        elif types and value is not None and (words := wanted(types, value)) is not None:
+            yield (*at, name), f"{words} (given: {value!r})"
+        elif name in _COUNTED and isinstance(value, int) and value < 1:
+            yield (*at, name), f"at least 1 is wanted (given: {value!r})"

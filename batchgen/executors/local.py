@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchgen import __version__, checkpoint, plan, report
-from batchgen.config import Job, JobFile
+from batchgen.config import Job, JobFile, at_once
 from batchgen.engines import settings, vllm_names
 from batchgen.engines.base import Engine, EngineInfo
 from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, ConfigError, FingerprintError, InputError
@@ -63,8 +63,7 @@ class Checked:
 def check(file: JobFile) -> Checked:
     """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second."""
     job = file.job
-    check_templates(job, file.origin)
-    vllm_names.check(file)
+    at_once(lambda: check_templates(job, file.origin), lambda: vllm_names.check(file))
     name = job.engine.args.get("model")
     model = resolve(str(name), job.engine.args.get("revision")) if name else None
     context = settings.max_model_len(job, model)

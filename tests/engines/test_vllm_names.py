@@ -1,5 +1,6 @@
 """vLLM's names are read from its source files: typos are told before anything of vLLM is imported."""
 
+import re
 import subprocess
 import sys
 from importlib import metadata, util
@@ -23,6 +24,14 @@ class EngineArgs:
     data_parallel_size: int = 1
     disable_log_stats: bool = False
     tokenizer: str | None = None
+    gpu_memory_utilization: float = something_that_is_not_there.memory
+    quoted: "int | None" = None
+    old_style: Optional[int] = None
+    older_style: Union[int, str, None] = None
+    hf_token: bool | str | None = None
+    dtype: Literal["auto", "half"] = "auto"
+    served: str | list[str] | None = None
+    executor: Optional[type[Executor]] = None
     _private: int = 1
     no_annotation = 1
     def method(self):
@@ -91,10 +100,87 @@ def refused(folder, text_and_file):
 
 
 def test_names_are_the_annotated_public_fields_of_the_class(small_vllm):
-    assert vllm_names._fields("engine/arg_utils.py", "EngineArgs") == (
+    assert list(vllm_names._fields("engine/arg_utils.py", "EngineArgs")) == [
         "model", "max_model_len", "max_num_seqs", "data_parallel_size", "disable_log_stats", "tokenizer",
-    )  # fmt: skip
-    assert vllm_names._fields("sampling_params.py", "SamplingParams") == ("n", "top_p", "stop", "output_kind")
+        "gpu_memory_utilization", "quoted", "old_style", "older_style", "hf_token", "dtype", "served", "executor",
+    ]  # fmt: skip
+    assert list(vllm_names._fields("sampling_params.py", "SamplingParams")) == ["n", "top_p", "stop", "output_kind"]
+
+
+def test_types_are_read_where_they_are_plain_and_left_alone_where_they_are_not(small_vllm):
+    plain = {
+        "model": {str}, "max_model_len": {int}, "max_num_seqs": {int}, "data_parallel_size": {int},
+        "disable_log_stats": {bool}, "tokenizer": {str}, "gpu_memory_utilization": {float}, "old_style": {int},
+        "older_style": {int, str}, "hf_token": {bool, str},
+    }  # fmt: skip
+    found = vllm_names._fields("engine/arg_utils.py", "EngineArgs")
+    assert {name: types for name, types in found.items() if types is not None} == plain
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("max_num_seqs: '64'", "a whole number is wanted, without quotes (given: '64')"),
+        ("max_num_seqs: many", "a whole number is wanted (given: 'many')"),
+        ("max_num_seqs: 64.0", "a whole number is wanted: write 64 (given: 64.0)"),
+        ("max_num_seqs: 6e1", "a whole number is wanted: write 60 (given: 60.0)"),
+        ("max_num_seqs: 6.5", "a whole number is wanted (given: 6.5)"),
+        ("max_num_seqs: true", "a whole number is wanted, not true or false (given: True)"),
+        ("max_num_seqs: [64]", "a whole number is wanted (given: [64])"),
+        ("max_num_seqs: 1_000", "a whole number is wanted (given: '1_000')"),
+        ("max_num_seqs: 0", "at least 1 is wanted (given: 0)"),
+        ("max_model_len: -1", "at least 1 is wanted (given: -1)"),
+        ("enforce_eager: 'false'", "true or false is wanted, without quotes (given: 'false')"),
+        ("enforce_eager: 0", "true or false is wanted (given: 0)"),
+        ("gpu_memory_utilization: high", "a number is wanted (given: 'high')"),
+        ("gpu_memory_utilization: '0.9'", "a number is wanted, without quotes (given: '0.9')"),
+        ("gpu_memory_utilization: false", "a number is wanted, not true or false (given: False)"),
+        ("revision: 1234567", "a text is wanted: put it in quotes (given: 1234567)"),
+        ("hf_config_path: {a: 1}", "a text is wanted (given: {'a': 1})"),
+    ],
+)
+def test_a_value_of_another_type_is_told_with_its_line(tmp_path, line, words):
+    need_vllm()
+    text, file = job_file(tmp_path, f"model: m\n{line}")
+    key = line.partition(":")[0]
+    assert refused(tmp_path, (text, file)) == f"line {line_of(text, key)}: engine.args.{key}: {words}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gpu_memory_utilization: 1", "gpu_memory_utilization: 9e-1", "max_model_len: ~", "max_num_seqs: ~",
+        "enforce_eager: false", "revision: '1234567'", "served_model_name: [a, b]", "dtype: bfloat16",
+        "limit_mm_per_prompt: {image: 0}", "compilation_config: 3", "quantization: fp8", "max_num_seqs: 0x40",
+    ],
+)  # fmt: skip
+def test_values_that_fit_or_that_vllm_alone_can_judge_are_let_through(tmp_path, line):
+    need_vllm()
+    vllm_names.check(job_file(tmp_path, f"model: m\n{line}")[1])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("top_k: '5'", "a whole number is wanted, without quotes (given: '5')"),
+        ("seed: 1e3", "a whole number is wanted: write 1000 (given: 1000.0)"),
+        ("ignore_eos: 1", "true or false is wanted (given: 1)"),
+        ("top_p: most", "a number is wanted (given: 'most')"),
+    ],
+)
+def test_a_sampling_value_of_another_type_is_told_with_its_line(tmp_path, line, words):
+    need_vllm()
+    text, file = job_file(tmp_path, sampling=line)
+    key = line.partition(":")[0]
+    assert refused(tmp_path, (text, file)) == f"line {line_of(text, key + ':')}: sampling.{key}: {words}"
+
+
+def test_all_faults_are_told_at_once_in_the_order_of_the_file(small_vllm, tmp_path):
+    _, file = job_file(tmp_path, "modle: m\nmax_num_seqs: '4'", "topp: 1\nn: 2")
+    told = refused(tmp_path, (None, file)).splitlines()
+    assert [re.search(r"line \d+: ([\w.]+): ", line)[1] for line in told] == [
+        "engine.args.model", "engine.args.modle", "engine.args.max_num_seqs", "sampling.topp", "sampling.n",
+    ]  # fmt: skip
 
 
 def test_a_right_job_is_let_through(small_vllm, tmp_path):
@@ -114,23 +200,26 @@ def test_a_right_job_is_let_through(small_vllm, tmp_path):
         ("modle: m", "", "modle", "engine.args.modle: vLLM has no 'modle'; did you mean 'model'?"),
         ("model: m", "topp: 0.5", "topp", "sampling.topp: SamplingParams has no 'topp'; did you mean 'top_p'?"),
         ("model: m", "stopp: x", "stopp", "sampling.stopp: SamplingParams has no 'stopp'; did you mean 'stop'?"),
-        ("model: m", "n: 2", "n: 2", "sampling.n cannot be set: batchgen writes one summary for each document"),
-        ("model: m", "output_kind: 0", "output_kind", "sampling.output_kind cannot be set: batchgen reads whole"),
+        ("model: m", "n: 2", "n: 2", "sampling.n: cannot be set: batchgen writes one summary for each document"),
+        ("model: m", "output_kind: 0", "output_kind", "sampling.output_kind: cannot be set: batchgen reads whole"),
         (
             "model: m\ndisable_log_stats: true", "", "disable_log_stats",
-            "engine.args.disable_log_stats cannot be set: the report needs",
+            "engine.args.disable_log_stats: cannot be set: the report needs",
         ),
-        ("model: m\ntokenizer: t", "", "tokenizer", "engine.args.tokenizer cannot be set: batchgen encodes documents"),
-        ("max_model_len: 9", "", "  args:", "engine.args.model is required: a folder or a name on the Hub"),
-        ("model: ''", "", "  args:", "engine.args.model is required"),
-        ("model: ~", "", "  args:", "engine.args.model is required"),
-        ("model: m\ndata_parallel_size: 2", "", "data_p", "one engine is one replica: leave data_parallel_size out"),
-        ("model: m\ndata_parallel_size: two", "", "data_p", "one engine is one replica"),
+        ("model: m\ntokenizer: t", "", "tokenizer", "engine.args.tokenizer: cannot be set: batchgen encodes documents"),
+        ("max_model_len: 9", "", "  args:", "engine.args.model: this key is required: a folder or a name on the Hub"),
+        ("model: ''", "", "model:", "engine.args.model: this key is required"),
+        ("model: ~", "", "model:", "engine.args.model: this key is required"),
+        ("model: m\ndata_parallel_size: 2", "", "data_p", "engine.args.data_parallel_size: one engine is one replica"),
+        ("model: m\ndata_parallel_size: two", "", "data_p", "engine.args.data_parallel_size: a whole number is wanted"),
     ],
 )  # fmt: skip
 def test_a_wrong_name_is_told_with_its_line(small_vllm, tmp_path, args, sampling, marker, told):
     text, file = job_file(tmp_path, args, sampling)
-    assert refused(tmp_path, (text, file)).startswith(f"line {line_of(text, marker)}: {told}")
+    with pytest.raises(ConfigError) as caught:
+        vllm_names.check(file)
+    lines = str(caught.value).splitlines()
+    assert sum(f"job.yaml, line {line_of(text, marker)}: {told}" in line for line in lines) == 1, lines
 
 
 def test_a_name_from_the_command_line_names_the_set(small_vllm, tmp_path):
@@ -166,6 +255,16 @@ def test_the_fake_engine_needs_no_vllm_but_knows_its_names(monkeypatch, tmp_path
     vllm_names._fields.cache_clear()
     vllm_names.check(file)
     vllm_names.check(typo)
+
+
+@pytest.mark.parametrize(("value", "words"), [("'64'", "a whole number is wanted"), ("0", "at least 1 is wanted")])
+@pytest.mark.parametrize("name", ["max_model_len", "max_num_seqs"])
+def test_what_batchgen_counts_with_is_checked_without_vllm_too(monkeypatch, tmp_path, name, value, words):
+    installed(monkeypatch)
+    text = FULL.replace("max_model_len: 512", f"{name}: {value}\n    no_name_of_vllm: 1")
+    file = load_text(tmp_path, text)
+    told = refused(tmp_path, (text, file))
+    assert told.startswith(f"line {line_of(text, name)}: engine.args.{name}: {words}")
 
 
 @pytest.mark.parametrize("origin", [None, "no origin"])

@@ -1,0 +1,261 @@
+"""Every key of docs/config.md does something: each is set in a whole run on the fake engine, and something changes.
+
+A new key needs a function here:
+
+    @effect("section.key")
+    def _(bench):
+        assert bench.run("section.key=…").rows != bench.run().rows
+
+`bench.run` gives --set values to a run of six short documents, each time in a folder of its own; say `into=` to start
+in a folder that has a run. The test of what a key does in all its cases belongs elsewhere.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from helpers_run import record, rows, start, write_job, write_jsonl
+
+from batchgen import config, schema
+from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError
+from batchgen.executors import local
+
+EFFECTS = {}
+
+
+def effect(key):
+    """Enter a test under the key it is for."""
+
+    def enter(test):
+        assert key not in EFFECTS, f"{key} is entered twice"
+        EFFECTS[key] = test
+        return test
+
+    return enter
+
+
+def keys() -> list[str]:
+    """Dotted keys of the schema that hold values, and the sections that take vLLM's names."""
+    found = []
+    for heading, model in schema.sections():
+        at = "" if heading == "Top level" else heading.partition(" (")[0]
+        found += [at] if model.model_config.get("extra") == "allow" else []
+        found += [
+            f"{at}.{name}".lstrip(".")
+            for name, field in model.model_fields.items()
+            if not list(config.sections_of(field.annotation))
+        ]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("key", keys())
+def test_a_key_changes_what_a_run_does(key, bench):
+    if key not in EFFECTS:
+        pytest.fail(f"{key} is used by no test: add a function with @effect({key!r}) to {Path(__file__).name}")
+    EFFECTS[key](bench)
+
+
+def test_no_effect_is_tested_of_a_key_that_is_gone():
+    assert set(EFFECTS) - set(keys()) == set()
+
+
+@dataclass
+class Done:
+    """A run that has ended, also by an error."""
+
+    folder: Path
+    error: BatchgenError | None
+    exit_status: int
+    seconds: float
+
+    @property
+    def rows(self) -> list[dict]:
+        """By id; the columns that tell apart two runs of one job are left out."""
+        left_out = {"finished_at", "fingerprint", "cached_tokens"}
+        found = [{name: value for name, value in row.items() if name not in left_out} for row in rows(self.folder)]
+        return sorted(found, key=lambda row: (row["id"] or "", row["doc_key"]))
+
+    @property
+    def report(self) -> dict:
+        return json.loads((self.folder / "report.json").read_text())
+
+    @property
+    def parts(self) -> int:
+        return len([*self.folder.glob("summaries/part-*")])
+
+    def column(self, name) -> list:
+        return [row[name] for row in self.rows]
+
+
+class Bench:
+    """Six documents of a hundred characters and a job for them, with what keys of the inputs need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.documents = folder / "a.jsonl"
+        self.runs = 0
+        nested = {"body": {"text": "Another text, of the quay walls and of what they cost."}}
+        write_jsonl(self.documents, [record(n, number=n, **nested) for n in range(6)])
+        self.job = write_job(folder, [{"path": str(self.documents), "id_field": "id", "keep": ["title"]}])
+
+    def run(self, *sets, into: str | None = None) -> Done:
+        self.runs += 1
+        folder = self.folder / (into or f"out-{self.runs}")
+        began, error = time.monotonic(), None
+        try:
+            status = start(self.job, f"output.dir={folder}", *sets).exit_status
+        except BatchgenError as e:
+            error, status = e, e.exit_status
+        return Done(folder, error, status, time.monotonic() - began)
+
+    def check(self, *sets) -> local.Checked:
+        return local.check(config.load(self.job, sets))
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+@effect("name")
+def _(bench):
+    assert bench.run("name=other").report["name"] == "other"
+
+
+@effect("input.path")
+def _(bench):
+    other = write_jsonl(bench.folder / "b.jsonl", [record(n) for n in range(6, 8)])
+    assert bench.run().column("id") == [f"d{n}" for n in range(6)]
+    assert bench.run(f"input.0.path={other}").column("id") == ["d6", "d7"]
+
+
+@effect("input.id_field")
+def _(bench):
+    found = bench.run("input.0.id_field=number")
+    assert (found.column("id"), set(found.column("id_type"))) == ([str(n) for n in range(6)], {"int"})
+    assert set(bench.run("input.0.id_field=~").column("id")) == {None}
+
+
+@effect("input.text_field")
+def _(bench):
+    short, long = bench.run("input.0.text_field=body.text"), bench.run()
+    assert max(short.column("prompt_tokens")) < min(long.column("prompt_tokens"))
+
+
+@effect("input.keep")
+def _(bench):
+    found = bench.run("input.0.keep={title: title, number: which}")
+    assert found.column("which") == [str(n) for n in range(6)]
+    assert "which" not in bench.run().rows[0]
+
+
+@effect("input.min_chars")
+def _(bench):
+    found = bench.run("input.0.min_chars=1000")
+    assert set(found.column("error_type")) == {"short"}
+
+
+@effect("prompt.system")
+def _(bench):
+    with_it, without = bench.run("prompt.system=Write in French."), bench.run("prompt.system=~")
+    more = [a - b for a, b in zip(with_it.column("prompt_tokens"), without.column("prompt_tokens"), strict=True)]
+    assert set(more) == {len("Write in French.") + 2}
+
+
+@effect("prompt.user")
+def _(bench):
+    with_it, without = bench.run("prompt.user='{{ text }} Now.'"), bench.run("prompt.user='{{ text }}'")
+    more = [a - b for a, b in zip(with_it.column("prompt_tokens"), without.column("prompt_tokens"), strict=True)]
+    assert set(more) == {len(" Now.")}
+
+
+@effect("engine.backend")
+def _(bench):
+    assert bench.check().model is None
+    with pytest.raises(ConfigError, match=r"engine\.args\.model: this key is required|vLLM is not installed"):
+        bench.check("engine.backend=vllm")
+
+
+@effect("engine.feed")
+def _(bench):
+    # The engine dies in the middle of the first window, and before that in no step of its own.
+    dies = ("engine.args.max_num_seqs=2", "engine.fake.die_after=3")
+    assert len(bench.run("engine.feed=rolling", *dies).rows) == 2
+    assert len(bench.run("engine.feed=generate", *dies).rows) == 0
+
+
+@effect("engine.args")
+def _(bench):
+    assert set(map(tuple, bench.run("engine.args.max_model_len=200").column("flags"))) == {("document_truncated",)}
+    assert set(map(tuple, bench.run().column("flags"))) == {()}
+
+
+@effect("engine.fake.docs_per_s")
+def _(bench):
+    assert bench.run("engine.fake.docs_per_s=10").seconds >= 0.5
+
+
+@effect("engine.fake.fail_every")
+def _(bench):
+    found = bench.run("engine.fake.fail_every=3")
+    assert sorted(found.column("status")) == ["failed"] * 2 + ["ok"] * 4
+
+
+@effect("engine.fake.die_after")
+def _(bench):
+    found = bench.run("engine.fake.die_after=4")
+    assert (found.exit_status, len(found.rows)) == (EngineError.exit_status, 4)
+
+
+@effect("sampling")
+def _(bench):
+    differs(bench, "sampling.top_p", 0.5)
+
+
+@effect("sampling.temperature")
+def _(bench):
+    differs(bench, "sampling.temperature", 0.5)
+
+
+def differs(bench, key, value):
+    """The fake engine draws no tokens: what it would not show, the fingerprint does."""
+    bench.run(into="out")
+    found = bench.run(f"{key}={value}", into="out")
+    assert isinstance(found.error, FingerprintError)
+    assert f"{key}: " in str(found.error)
+    assert str(value) in str(found.error)
+
+
+@effect("sampling.max_tokens")
+def _(bench):
+    found = bench.run("sampling.max_tokens=3")
+    assert set(found.column("completion_tokens")) == {3}
+    assert set(found.column("finish_reason")) == {"length"}
+
+
+@effect("checkpoint.interval_s")
+def _(bench):
+    slow = ("engine.args.max_num_seqs=1", "engine.fake.docs_per_s=20")
+    assert bench.run("checkpoint.interval_s=0.01", *slow).parts > 1
+    assert bench.run(*slow).parts == 1
+
+
+@effect("checkpoint.rows")
+def _(bench):
+    assert bench.run("checkpoint.rows=2", "engine.args.max_num_seqs=2").parts == 3
+    assert bench.run("engine.args.max_num_seqs=2").parts == 1
+
+
+@effect("failures.max")
+def _(bench):
+    fails = "engine.fake.fail_every=3"
+    assert [bench.run(fails, f"failures.max={n}").exit_status for n in (0, 1, 2)] == [3, 3, 0]
+
+
+@effect("output.dir")
+def _(bench):
+    folder = bench.folder / "elsewhere"
+    assert bench.run(f"output.dir={folder}").error is None
+    assert len(rows(folder)) == 6
