@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 _MERGE_AT = 256
 _MERGE_SHARE = 64  # a bucket merges when its new keys are a 64th of the old
 _GATHER = 1 << 16  # rows taken into the buckets at once
+_BLOCK = 1 << 10
 
 Keys = NDArray[np.uint8]  # (n, 16)
 
@@ -138,26 +139,36 @@ def _key_bytes(bucket: Any, mask: NDArray[np.bool_]) -> Keys:
     return halves.view(np.uint8).reshape(-1, 16)
 
 
-class _Gathered:
-    """Rows of one bucket on their way into the index, with the number of their source."""
+_ROW = (("hi", np.uint64), ("lo", np.uint64), ("content", np.uint64), ("source", np.uint32))
 
-    __slots__ = ("content", "hi", "lo", "size", "source")
+
+class _Gathered:
+    """Rows of one bucket on their way into the index, with the number of their source: in blocks, none copied twice."""
+
+    __slots__ = ("blocks", "free")
 
     def __init__(self) -> None:
-        self.size = 0
-        self.hi, self.lo, self.content = (np.empty(0, np.uint64) for _ in range(3))
-        self.source = np.empty(0, np.uint32)
+        self.blocks: list[tuple[NDArray[Any], ...]] = []
+        self.free = 0  # rows that still fit into the last block
 
-    def add(self, columns: tuple[NDArray[Any], ...], begin: int, end: int) -> None:
-        size = self.size + end - begin
-        for name, column in zip(("hi", "lo", "content", "source"), columns, strict=True):
-            array = getattr(self, name)
-            if size > len(array):
-                grown = np.empty(size + size // 16, array.dtype)
-                grown[: self.size] = array[: self.size]
-                setattr(self, name, array := grown)
-            array[self.size : size] = column[begin:end]
-        self.size = size
+    def add(self, columns: tuple[NDArray[Any], ...]) -> None:
+        """columns: those of _ROW, of one length."""
+        while len(columns[0]):
+            if not self.free:
+                self.blocks.append(tuple(np.empty(_BLOCK, kind) for _, kind in _ROW))
+                self.free = _BLOCK
+            begin, count = _BLOCK - self.free, min(self.free, len(columns[0]))
+            for block, column in zip(self.blocks[-1], columns, strict=True):
+                block[begin : begin + count] = column[:count]
+            self.free -= count
+            columns = tuple(column[count:] for column in columns)
+
+    def column(self, name: str) -> NDArray[Any]:
+        number = next(n for n, (known, _) in enumerate(_ROW) if known == name)
+        blocks = [block[number] for block in self.blocks]
+        if self.free:
+            blocks[-1] = blocks[-1][: _BLOCK - self.free]
+        return np.concatenate(blocks) if blocks else np.empty(0, _ROW[number][1])
 
 
 class IndexBuilder:
@@ -187,16 +198,16 @@ class IndexBuilder:
         columns = (halves[:, 0], halves[:, 1], hashes, sources[order])
         edges = [0, *np.searchsorted(keys[:, 0], np.arange(1, 256)), len(keys)]
         for bucket, begin, end in zip(self._buckets, edges[:-1], edges[1:], strict=True):
-            if begin < end:
-                bucket.add(columns, int(begin), int(end))
+            bucket.add(tuple(column[begin:end] for column in columns))
 
     def repeated(self) -> KeySet:
         """Keys with more than one row: all but the newest row of each are superseded."""
         self._distribute()
         found = []
         for bucket in self._buckets:
-            order = np.lexsort((bucket.lo[: bucket.size], bucket.hi[: bucket.size]))
-            halves = np.stack([bucket.hi[order], bucket.lo[order]], axis=1).astype(">u8")
+            hi, lo = bucket.column("hi"), bucket.column("lo")
+            order = np.lexsort((lo, hi))
+            halves = np.stack([hi[order], lo[order]], axis=1).astype(">u8")
             same = (halves[1:] == halves[:-1]).all(axis=1)
             found.append(halves[1:][same].view(np.uint8).reshape(-1, 16))
         return KeySet(np.unique(np.concatenate(found), axis=0))
@@ -210,9 +221,10 @@ class IndexBuilder:
         counted = np.array([*seen, False], np.bool_)
         buckets = []
         for number, old in enumerate(self._buckets):
-            order = np.argsort(old.hi[: old.size], kind="stable")
-            bucket = _Bucket(old.hi[order], old.lo[order], old.content[order])
-            bucket.seen = counted[old.source[order]]
+            hi = old.column("hi")
+            order = np.argsort(hi, kind="stable")
+            bucket = _Bucket(hi[order], old.column("lo")[order], old.column("content")[order])
+            bucket.seen = counted[old.column("source")[order]]
             buckets.append(bucket)
             self._buckets[number] = _Gathered()
         return DoneIndex(buckets)
