@@ -71,6 +71,7 @@ class Stats:
         self.counts = Counts()
         self.reasons: Counter[str] = Counter()
         self.deaths: list[str] = []
+        self.engine_start_s = 0.0  # of the latest one
         self._closed_engines = dict.fromkeys(
             ("generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"), 0
         )
@@ -84,6 +85,7 @@ class Stats:
         return time.monotonic() - self._begin
 
     def engine_started(self, seconds: float) -> None:
+        self.engine_start_s = seconds
         self.counts.engine_start_s += seconds
         self.counts.engine_starts += 1
         self._first = self._first or time.monotonic()

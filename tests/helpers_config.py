@@ -29,12 +29,16 @@ prompt:
 engine:
   backend: fake
   feed: rolling
+  stall_s: 30.5
   args:
     max_model_len: 512
   fake:
     docs_per_s: 100.5
     fail_every: 7
     die_after: 900
+    lives: 8
+    die_on: poison
+    hang_on: swamp
 sampling:
   temperature: 0.5
   max_tokens: 32
@@ -43,6 +47,9 @@ checkpoint:
   rows: 50
 failures:
   max: 3
+  strikes: 4
+lifecycle:
+  grace_s: 5.5
 output:
   dir: out
 """

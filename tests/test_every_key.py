@@ -11,6 +11,7 @@ in a folder that has a run. The test of what a key does in all its cases belongs
 """
 
 import json
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ import pytest
 from helpers_run import record, rows, start, write_job, write_jsonl
 
 from batchgen import config, schema
-from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError
+from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError, Interrupted
 from batchgen.executors import local
+from batchgen.lifecycle import Stop
 
 EFFECTS = {}
 
@@ -100,12 +102,12 @@ class Bench:
         write_jsonl(self.documents, [record(n, number=n, **nested) for n in range(6)])
         self.job = write_job(folder, [{"path": str(self.documents), "id_field": "id", "keep": ["title"]}])
 
-    def run(self, *sets, into: str | None = None) -> Done:
+    def run(self, *sets, into: str | None = None, stop: Stop | None = None) -> Done:
         self.runs += 1
         folder = self.folder / (into or f"out-{self.runs}")
         began, error = time.monotonic(), None
         try:
-            status = start(self.job, f"output.dir={folder}", *sets).exit_status
+            status = start(self.job, f"output.dir={folder}", *sets, stop=stop).exit_status
         except BatchgenError as e:
             error, status = e, e.exit_status
         return Done(folder, error, status, time.monotonic() - began)
@@ -181,7 +183,7 @@ def _(bench):
 @effect("engine.feed")
 def _(bench):
     # The engine dies in the middle of the first window, and before that in no step of its own.
-    dies = ("engine.args.max_num_seqs=2", "engine.fake.die_after=3")
+    dies = ("engine.args.max_num_seqs=2", "engine.fake.die_after=3", "engine.fake.lives=1")
     assert len(bench.run("engine.feed=rolling", *dies).rows) == 2
     assert len(bench.run("engine.feed=generate", *dies).rows) == 0
 
@@ -205,8 +207,49 @@ def _(bench):
 
 @effect("engine.fake.die_after")
 def _(bench):
-    found = bench.run("engine.fake.die_after=4")
+    assert set(bench.run("engine.fake.die_after=4").column("attempts")) == {1, 2}
+    assert set(bench.run().column("attempts")) == {1}
+
+
+@effect("engine.fake.lives")
+def _(bench):
+    found = bench.run("engine.fake.die_after=4", "engine.fake.lives=1")
     assert (found.exit_status, len(found.rows)) == (EngineError.exit_status, 4)
+
+
+@effect("engine.fake.die_on")
+def _(bench):
+    assert set(bench.run("engine.fake.die_on=day 3 ").column("status")) == {"ok", "failed"}
+
+
+@effect("engine.fake.hang_on")
+def _(bench):
+    found = bench.run("engine.fake.hang_on=day 3 ", "engine.stall_s=0.1")
+    assert [row["error_type"] for row in found.rows if row["status"] == "failed"] == ["engine_died"]
+
+
+@effect("engine.stall_s")
+def _(bench):
+    for seconds in (0.3, 0.8):
+        found = bench.run("engine.fake.hang_on=day 3 ", f"engine.stall_s={seconds}")
+        assert {f"no sign of work for {seconds} s" in row["error"] for row in found.rows if row["error"]} == {True}
+
+
+@effect("lifecycle.grace_s")
+def _(bench):
+    for grace_s, fewer in ((0, True), (60, False)):
+        stop = Stop()
+        threading.Timer(0.5, stop.request, ["SIGTERM"]).start()
+        found = bench.run(f"lifecycle.grace_s={grace_s}", "engine.fake.docs_per_s=4", stop=stop)
+        assert found.exit_status == Interrupted.exit_status
+        assert (len(found.rows) < 6) is fewer
+
+
+@effect("failures.strikes")
+def _(bench):
+    for strikes, attempts in ((1, 3), (3, 5)):
+        found = bench.run("engine.fake.die_on=day 3 ", f"failures.strikes={strikes}")
+        assert max(found.column("attempts")) == attempts
 
 
 @effect("sampling")

@@ -244,7 +244,7 @@ class _Attempt:
         self.directory.write_run(value)
         if info.backend != "fake":
             cache = f", KV cache {info.kv_cache_tokens:,} tokens" if info.kv_cache_tokens else ""
-            log.info("engine ready in %.0f s: %s%s", self.stats.counts.engine_start_s, info.device, cache)
+            log.info("engine ready in %.0f s: %s%s", self.stats.engine_start_s, info.device, cache)
 
     def _finish(self, line: Line, reading: Reading, sink: ParquetSink) -> int:
         """After a whole pass: one row a document. The number of orphans moved."""
