@@ -20,7 +20,7 @@ from batchgen.workflows.single import unsent
 
 # So many deaths with no finished request between them: the engine, not a document, is at fault.
 DEATHS = 5
-_PROBE_TOKENS = 16
+_PROBE_TOKENS = 1  # of a prompt: none of them is the document's
 _ECHO_S = 1.0  # a signal to all processes can reach the engine's first
 _PAUSES_S = (0.0, 1.0, 5.0, 15.0)  # before a start: what held the memory may need a while to go
 log = logging.getLogger("batchgen")
@@ -73,7 +73,7 @@ class Feed:
                 self._submit([request])
 
     def _ask_for_a_token(self, custom_id: str) -> None:
-        """Send the beginning of a prompt that killed an engine, as far as all documents share it or nearly so."""
+        """Send the beginning of the prompt that killed the engine before."""
         if self._probe is None:
             request = self._line.workflow.again(custom_id)
             assert self._condemned
