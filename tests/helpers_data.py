@@ -1,6 +1,7 @@
 """Small values for tests of what lies on disk: jobs, files of documents, records, run directories."""
 
 import dataclasses
+import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -41,6 +42,11 @@ def write_lines(path: Path, *records) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
+
+
+def packed(data: bytes, packing: str) -> bytes:
+    """The bytes as a gzip member or a zstd frame."""
+    return bytes(pa.compress(data, packing, asbytes=True)) if data else gzip.compress(data) * (packing == "gzip")
 
 
 def write_groups(path: Path, *groups: pa.Table) -> Path:

@@ -105,6 +105,11 @@ class _Attempt:
     def run(self) -> Outcome:
         self._settle_identity()
         files = plan.make(self.job, self.directory)
+        if files.left_out:
+            log.info("%s files of folders are of no format batchgen reads and were left out: %s",
+                     f"{len(files.left_out):,}", plan.names(files.left_out))  # fmt: skip
+        if files.skipped:
+            log.warning("%s files cannot be read and are skipped (input.on_error)", f"{len(files.skipped):,}")
         kept = files.kept(self.job)
         kept |= kept_types(self.directory.parts(ParquetSink.suffix), list(kept))
         sink = ParquetSink(kept, owner=self.directory.owner)
@@ -138,7 +143,7 @@ class _Attempt:
             limit=self.options.limit,
         )
         failure: BatchgenError | None = None
-        reading = Reading()
+        reading = Reading(file_errors=[str(skipped) for skipped in files.skipped])
         orphans = 0
         try:
             run_pass(line, reading)
@@ -247,7 +252,7 @@ class _Attempt:
         line.index.clear()
         rows = report.read_rows(self.directory, sink, unique=settled or not reading.edited)
         if failure is None and reading.file_errors:
-            failure = InputError(f"{len(reading.file_errors)} input files could not be read to the end")
+            failure = InputError(f"{len(reading.file_errors)} input files could not be read, or not to their end")
         status, reason = OK, "finished"
         if failure is not None:
             status, reason = failure.exit_status, str(failure)

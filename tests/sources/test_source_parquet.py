@@ -144,7 +144,9 @@ def test_an_integer_id_is_the_same_in_every_width_and_format(tmp_path, kind):
     assert documents(path, id_field="id")[0].key == documents(json, id_field="id")[0].key
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_text_columns_of_every_kind_are_text(tmp_path, kind):
     path = write_groups(tmp_path / "a.parquet", pa.table({"id": pa.array(["a"], kind), "text": pa.array(["x"], kind)}))
     (document,) = documents(path, id_field="id")
@@ -164,10 +166,22 @@ def test_columns_that_hold_no_ids_are_told_row_by_row(tmp_path, values, error):
     assert documents(path, id_field="id")[0].error[0] == error
 
 
-@pytest.mark.parametrize("values", [pa.array([b"x"]), pa.array([1]), pa.array([["x"]])])
+@pytest.mark.parametrize("values", [pa.array([1]), pa.array([["x"]]), pa.array([{"a": "x"}])])
 def test_a_text_column_that_is_no_text_is_told_row_by_row(tmp_path, values):
     path = write_groups(tmp_path / "a.parquet", pa.table({"text": values}))
     assert documents(path)[0].error[0] == "text_type"
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())])
+def test_a_column_of_bytes_is_text_where_it_is_utf8(tmp_path, kind):
+    values = pa.array(["day é 𝄞".encode(), b"\xff", None, b""]).cast(kind)
+    path = write_groups(tmp_path / "a.parquet", pa.table({"id": ["a", "b", "c", "d"], "text": values}))
+    found = documents(path, id_field="id")
+    assert [document.text for document in found] == ["day é 𝄞", "", "", ""]
+    assert [document.error for document in found] == [
+        None, ("text_type", "field 'text' is no text but bytes that are no UTF-8"), None, None,
+    ]  # fmt: skip
+    assert [document.id for document in found] == ["a", "b", "c", "d"]
 
 
 def test_a_null_column_is_empty_text(tmp_path):
