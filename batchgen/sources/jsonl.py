@@ -32,7 +32,7 @@ _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{\0")  # a byte order mark, or the first brace without one
 _COUNT_BYTES = 256 << 20  # files up to here are counted, larger ones estimated from their beginning
 _COUNT_PACKED_BYTES = 8 << 20
-_SAMPLE_BYTES = 1 << 20
+_SAMPLE_BYTES = 4 << 20
 _HEAD_BYTES = 1 << 16
 
 
@@ -202,8 +202,9 @@ def _rows(stream: Stream, size: int, count_bytes: int) -> tuple[int, bool]:
         while line := read_line(stream):
             rows += isinstance(line, LongLine) or bool(_bare(line))
             at += len(line)
-            if size > count_bytes and at >= _SAMPLE_BYTES:
-                return max(1, round(rows * size / (position(stream) if is_packed(stream) else at))), False
+            sample = position(stream) if is_packed(stream) else at
+            if size > count_bytes and sample >= _SAMPLE_BYTES:
+                return max(1, round(rows * size / sample)), False
     except DamagedStreamError:
         return rows, False
     return rows, True
