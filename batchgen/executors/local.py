@@ -106,10 +106,9 @@ class _Attempt:
         self._settle_identity()
         files = plan.make(self.job, self.directory)
         if files.left_out:
-            log.info("%s files of folders are of no format batchgen reads and were left out: %s",
-                     f"{len(files.left_out):,}", plan.names(files.left_out))  # fmt: skip
+            log.info("files of no format batchgen reads, left out: %s", plan.names(files.left_out))
         if files.skipped:
-            log.warning("%s files cannot be read and are skipped (input.on_error)", f"{len(files.skipped):,}")
+            log.warning("files that cannot be read, skipped: %s", f"{len(files.skipped):,}")
         kept = files.kept(self.job)
         kept |= kept_types(self.directory.parts(ParquetSink.suffix), list(kept))
         sink = ParquetSink(kept, owner=self.directory.owner)

@@ -263,9 +263,14 @@ def test_a_line_over_the_limit_is_a_failed_record_and_the_next_line_is_read(tmp_
 @pytest.mark.parametrize("packing", [None, "gzip", "zstd"])
 @pytest.mark.parametrize(
     ("value", "indent", "way"),
-    [([row(0), row(1)], None, r"one JSON array.*jq -c '\.\[\]'"), ([row(0)], 2, r"one JSON array.*jq -c '\.\[\]'"),
-     ([], None, "one JSON array"), (row(0), 2, r"over several lines.*jq -c \. "), ({"k": [1]}, 4, "over several lines")],
-)  # fmt: skip
+    [
+        ([row(0), row(1)], None, r"one JSON array.*jq -c '\.\[\]'"),
+        ([row(0)], 2, r"one JSON array.*jq -c '\.\[\]'"),
+        ([], None, "one JSON array"),
+        (row(0), 2, r"over several lines.*jq -c \. "),
+        ({"k": [1]}, 4, "over several lines"),
+    ],
+)
 @pytest.mark.parametrize("lead", ["", "\ufeff", "\n \n", "\ufeff \r\n"])
 def test_json_that_is_not_one_record_a_line_is_one_error_with_the_way_out(tmp_path, value, indent, way, packing, lead):
     data = (lead + json.dumps(value, indent=indent) + "\n").encode()
