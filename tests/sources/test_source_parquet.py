@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from batchgen.data import Split
 from batchgen.errors import InputError
+from batchgen.sources import parquet
 
 
 def table(*rows):
@@ -120,6 +121,32 @@ def test_names_with_dots_reach_into_struct_columns(tmp_path):
     assert [document.keep["whole"] for document in found] == [{"d": 5}, None, None]
     # A record that is null has no such field; a field that is null is an empty text, as in JSONL.
     assert [document.error and document.error[0] for document in found] == [None, "missing_text", None]
+
+
+def test_of_a_struct_column_only_the_fields_of_the_job_are_read(tmp_path):
+    columns = {"a": pa.array([{"b": f"in {n}", "junk": "x" * 50 + str(n)} for n in range(200)])}
+    path = write_groups(tmp_path / "a.parquet", pa.table(columns))
+    group = pq.read_metadata(path).row_group(0)
+    junk = next(group.column(n) for n in range(2) if group.column(n).path_in_schema == "a.junk")
+    data = bytearray(path.read_bytes())
+    begin = junk.dictionary_page_offset or junk.data_page_offset
+    data[begin : begin + junk.total_compressed_size] = b"\xff" * junk.total_compressed_size
+    path.write_bytes(data)
+    assert [document.text for document in documents(path, text_field="a.b")] == [f"in {n}" for n in range(200)]
+    with pytest.raises(InputError, match="cannot be read"):
+        documents(path, text_field="a.junk")
+
+
+def test_large_rows_are_decoded_few_at_once(tmp_path, monkeypatch):
+    sizes = []
+    original = parquet._records
+    monkeypatch.setattr(parquet, "_records", lambda batch: sizes.append(batch.num_rows) or original(batch))
+    small = [row(n) for n in range(100)]
+    large = [row(n, text=f"{n}" * (1 << 20)) for n in range(10, 20)]
+    path = write_groups(tmp_path / "a.parquet", table(*small), table(*large))
+    assert len(documents(path, id_field="id")) == 110
+    assert max(sizes[:4]) == 32
+    assert max(sizes[4:]) <= 4
 
 
 def test_a_column_that_is_named_with_dots_comes_before_the_way_into_a_struct(tmp_path):
