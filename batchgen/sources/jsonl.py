@@ -33,7 +33,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{\0")  # a byte order mark, or t
 _COUNT_BYTES = 256 << 20  # files up to here are counted, larger ones estimated from their beginning
 _COUNT_PACKED_BYTES = 8 << 20
 _SAMPLE_BYTES = 4 << 20
-_HEAD_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 16
 
 
 class JsonlSource:
@@ -63,7 +63,7 @@ class JsonlSource:
     def _check_head(self, stream: Stream) -> None:
         """Refuse what would end in one error a line."""
         try:
-            head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+            head = stream.peek(_PIECE_BYTES)[:_PIECE_BYTES]
         except DamagedStreamError:
             return  # told when it is read, after the records before the damage
         if head.startswith(_UTF16):
@@ -153,8 +153,11 @@ class JsonlSource:
         """Lines before the one that begins at byte `at`: counted only when a fault is told, each byte once."""
         begin, count = self._counted if self._counted[0] <= at else (0, 0)
         if at > begin:
-            with self._path.open("rb", buffering=0) as stream:
-                stream.seek(begin)
+            with open_stream(self._path) as stream:
+                if is_packed(stream):
+                    begin, count = 0, 0
+                else:
+                    stream.seek(begin)
                 left = at - begin
                 while left > 0 and (block := stream.read(min(left, _SAMPLE_BYTES))):
                     count += block.count(b"\n")
@@ -198,12 +201,14 @@ def _bare(line: bytes) -> bytes:
 def _rows(stream: Stream, size: int, count_bytes: int) -> tuple[int, bool]:
     """Lines that are records, and whether they were counted or estimated."""
     rows = at = 0
+    continued = False
     try:
-        while line := read_line(stream):
-            rows += isinstance(line, LongLine) or bool(_bare(line))
-            at += len(line)
-            sample = position(stream) if is_packed(stream) else at
-            if size > count_bytes and sample >= _SAMPLE_BYTES:
+        while piece := stream.readline(_PIECE_BYTES):
+            whole = len(piece) < _PIECE_BYTES or piece.endswith(b"\n")
+            rows += not continued and (not whole or bool(_bare(piece)))
+            continued = not whole
+            at += len(piece)
+            if size > count_bytes and (sample := position(stream) if is_packed(stream) else at) >= _SAMPLE_BYTES:
                 return max(1, round(rows * size / sample)), False
     except DamagedStreamError:
         return rows, False

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-MAX_LINE_BYTES = 256 << 20  # a longer line is never held in memory
+MAX_LINE_BYTES = 256 << 20  # a longer line is never whole in memory
 _BUFFER = 1 << 20
 _PACKED_BUFFER = 1 << 18
 _MAGIC = {
