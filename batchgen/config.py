@@ -78,7 +78,9 @@ def _keep_as_mapping(value: Any) -> Any:
 class Input(Section):
     """Files of one shape. Relative paths start at the working directory, as on any command line."""
 
-    path: str = Field(description="A .jsonl, .ndjson or .parquet file, or a glob over such files.")
+    path: str = Field(
+        description="A .jsonl, .ndjson, .json or .parquet file, JSON also as .gz or .zst; a folder of such; or a glob."
+    )
     id_field: str | None = Field(
         None, description="Field with the document's id, text or integer. Without it a document is its place."
     )
@@ -88,6 +90,11 @@ class Input(Section):
     ] = Field(
         default_factory=dict,
         description="Fields copied to the output and usable in the prompt: a list, or {theirs: new_name}.",
+    )
+    on_error: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="What a file means that cannot be read: `refuse` starts nothing; `skip` does the others and ends "
+        "with 65.",
     )
     min_chars: Int = Field(20, ge=1, description="Documents with fewer visible characters are skipped, and never sent.")
 

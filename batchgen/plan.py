@@ -8,7 +8,8 @@ import base64
 import glob
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,34 @@ from batchgen.config import Job
 from batchgen.data import Split
 from batchgen.errors import ConfigError, InputError
 from batchgen.rundir import RunDirectory
-from batchgen.sources import open_source
+from batchgen.sources import is_known, open_source
 from batchgen.sources.base import FileFacts
 
 _TARGET_BYTES = 64 << 20
-_APPENDABLE = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """files: what the job's inputs hold now, in reading order.
+
+    faults: files that cannot be read. skipped: those of them that the job does without. left_out: other files of
+    folders, whose names no format has.
+    """
+
+    files: tuple[FileFacts, ...]
+    faults: tuple[InputError, ...]
+    skipped: tuple[InputError, ...]
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """files: what the job's inputs hold now, in reading order. splits: theirs, in reading order."""
+    """files, skipped, left_out: see Found. splits: of the files, in reading order."""
 
     files: tuple[FileFacts, ...]
     splits: tuple[Split, ...]
+    skipped: tuple[InputError, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -40,7 +56,7 @@ class Plan:
 
     @property
     def exact(self) -> bool:
-        return all(file.exact for file in self.files)
+        return not self.skipped and all(file.exact for file in self.files)
 
     def kept(self, job: Job) -> dict[str, pa.DataType]:
         """The kept columns and their types: what all files agree on, text where they do not."""
@@ -58,30 +74,47 @@ def _common(kinds: list[pa.DataType]) -> pa.DataType:
 
 
 def discover(job: Job, known: Mapping[str, Any] | None = None) -> tuple[FileFacts, ...]:
+    """The files of all inputs. Raises InputError with every file that cannot be read and may not be skipped."""
+    return _accepted(look(job, known)).files
+
+
+def _accepted(found: Found) -> Found:
+    if found.faults:
+        raise InputError("\n".join(map(str, found.faults)))
+    return found
+
+
+def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
     """The files of all inputs, in the order of the job and by name within an input.
 
-    known: plan.json's value; files it knows in their present state are not opened. Raises InputError with every file
-    that cannot be read, and where an input matches nothing; ConfigError where two inputs mean the same file.
+    known: plan.json's value; files it knows in their present state are not opened. Raises InputError where an input
+    matches nothing, ConfigError where two inputs mean the same file.
     """
-    found: list[tuple[int, str]] = []
+    paths: list[tuple[int, str]] = []
+    left_out: list[str] = []
     for number, item in enumerate(job.input):
-        paths = _match(item.path)
-        if not paths:
-            raise InputError(f"input.{number}.path: {item.path}: no file matches (working directory {Path.cwd()})")
-        found += [(number, path) for path in paths]
+        try:
+            matched, others = _match(item.path)
+        except OSError as e:
+            raise InputError(f"input.{number}.path: {e.filename}: cannot be read: {e.strerror}") from e
+        if not matched:
+            reason = "no file matches" if not others else f"no format batchgen reads: {names(others)}"
+            raise InputError(f"input.{number}.path: {item.path}: {reason} (working directory {Path.cwd()})")
+        paths += [(number, path) for path in matched]
+        left_out += others
     meant: dict[Path, int] = {}
-    for number, path in found:
+    for number, path in paths:
         if (other := meant.setdefault(Path(path).resolve(), number)) != number:
             raise ConfigError(f"{path}: input.{other} and input.{number} mean this file; narrow one of their paths")
-    facts, faults = [], []
-    for number, path in found:
+    facts: list[FileFacts] = []
+    faults: list[InputError] = []
+    skipped: list[InputError] = []
+    for number, path in paths:
         try:
             facts.append(_look(job, number, path, known))
         except InputError as e:
-            faults.append(str(e))
-    if faults:
-        raise InputError("\n".join(faults))
-    return tuple(facts)
+            (skipped if job.input[number].on_error == "skip" else faults).append(e)
+    return Found(tuple(facts), tuple(faults), tuple(skipped), tuple(left_out))
 
 
 def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None) -> FileFacts:
@@ -92,7 +125,7 @@ def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None) -> 
         if known and entry and _state(job, number, stat.st_size, stat.st_mtime_ns).items() <= entry.items():
             kept = {name: _type(text) for name, text in known["kept"].items()}
             size, mtime, rows, exact = (entry[k] for k in ("size", "mtime_ns", "rows", "exact"))
-            return FileFacts(path, number, size, mtime, rows, exact, kept)
+            return FileFacts(path, number, size, mtime, rows, exact, kept, appendable=entry["appendable"])
         return open_source(job, number, path).facts()
     except OSError as e:
         raise InputError(f"{path}: cannot be read: {e.strerror or e}") from e
@@ -120,13 +153,37 @@ def _type(text: str) -> pa.DataType:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field("x").type
 
 
-def _match(pattern: str) -> list[str]:
-    """Files of a path or glob; markers and temporaries of other tools are no inputs."""
+def _match(pattern: str) -> tuple[list[str], list[str]]:
+    """(files of a path, folder or glob; other files of a folder). Markers and temporaries of other tools are neither.
+
+    Raises OSError for a folder that cannot be listed.
+    """
     pattern = str(Path(pattern).expanduser())
     if Path(pattern).is_file():
-        return [pattern]
+        return [pattern], []
+    if Path(pattern).is_dir():
+        files = sorted(_files_below(pattern))
+        return [path for path in files if is_known(path)], [path for path in files if not is_known(path)]
     paths = (Path(path) for path in glob.glob(pattern, recursive=True))  # noqa: PTH207  Path.glob wants no absolutes
-    return sorted({str(path) for path in paths if path.is_file() and not _is_marker(path.name)})
+    return sorted({str(path) for path in paths if path.is_file() and not _is_marker(path.name)}), []
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Files in a folder and its folders, linked ones too, each folder once."""
+    met: set[str] = set()
+    for at, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
+        met.add(os.path.realpath(at))
+        folders[:] = [name for name in sorted(folders) if not _is_marker(name) and _new(met, Path(at, name))]
+        yield from (str(Path(at, name)) for name in files if not _is_marker(name))
+
+
+def _new(met: set[str], folder: Path) -> bool:
+    real = os.path.realpath(folder)
+    return real not in met and not met.add(real)  # type: ignore[func-returns-value]
+
+
+def _raise(e: OSError) -> None:
+    raise e
 
 
 def _is_marker(name: str) -> bool:
@@ -134,10 +191,16 @@ def _is_marker(name: str) -> bool:
     return name.startswith((".", "_")) or name.endswith((".crc", ".tmp"))
 
 
+def names(paths: Sequence[str]) -> str:
+    """Some of these paths, for a message."""
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
+
+
 def make(job: Job, run: RunDirectory) -> Plan:
     """The plan of this start: plan.json brought up to date. Needs the run's lock."""
     known = _read(run.plan_json)
-    files = discover(job, known)
+    found = _accepted(look(job, known))
+    files = found.files
     entries, splits = known["files"], known["splits"]
     current: dict[str, Any] = {}
     for file in files:
@@ -146,7 +209,8 @@ def make(job: Job, run: RunDirectory) -> Plan:
         if not entry or any(entry[name] != now[name] for name in ("input", "size", "mtime_ns")):
             grown = (
                 entry is not None
-                and file.source.endswith(_APPENDABLE)
+                and file.appendable
+                and entry["appendable"]
                 and file.size > entry["size"]
                 and entry["input"] == file.input
             )
@@ -157,13 +221,15 @@ def make(job: Job, run: RunDirectory) -> Plan:
             indices = [*kept, *range(len(splits) - len(cuts), len(splits))]
         else:
             indices = entry["splits"]
-        current[file.source] = now | {"rows": file.rows, "exact": file.exact, "splits": indices}
+        current[file.source] = now | {
+            "rows": file.rows, "exact": file.exact, "appendable": file.appendable, "splits": indices,
+        }  # fmt: skip
     ordered = [
         Split(index, file.input, file.source, splits[index][1], splits[index][2])
         for file in files
         for index in current[file.source]["splits"]
     ]
-    plan = Plan(files, tuple(ordered))
+    plan = Plan(files, tuple(ordered), found.skipped, found.left_out)
     kept = {name: _text(kind) for name, kind in plan.kept(job).items()}
     # A file that is gone keeps its entry: when it comes back unchanged, so do its splits.
     gone = sorted({*entries} - {*current})
@@ -176,7 +242,7 @@ def make(job: Job, run: RunDirectory) -> Plan:
 
 def _cut(job: Job, file: FileFacts, begin: int) -> list[tuple[int, int]]:
     cuts = open_source(job, file.input, file.source).cut(begin=begin, target_bytes=_TARGET_BYTES)
-    if not file.source.endswith(_APPENDABLE):
+    if not file.appendable:
         return cuts
     # Lines appended since `file` was looked at are the next start's: its splits begin at file.size.
     return [(start, min(end, file.size)) for start, end in cuts if start < file.size]

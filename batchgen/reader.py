@@ -30,8 +30,9 @@ def read_documents(line: Line, reading: Reading) -> Iterator[Document]:
             line.stats.counts.done_before += line.whole[source]
             continue
         try:
+            opened = open_source(line.job, splits[0].input, source)
             for split in splits:
-                for document in open_source(line.job, split.input, source).read(split):
+                for document in opened.read(split):
                     if line.limit is not None and reading.admitted >= line.limit:
                         return
                     todo = _visit(line, reading, document)

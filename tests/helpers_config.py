@@ -18,6 +18,7 @@ input:
     id_field: id
     text_field: body.text
     keep: [title, lang]
+    on_error: skip
     min_chars: 5
   - path: data/b.parquet
     keep:

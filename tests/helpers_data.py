@@ -43,6 +43,11 @@ def write_lines(path: Path, *records) -> Path:
     return path
 
 
+def packed(data: bytes, packing: str) -> bytes:
+    """The bytes as a gzip member or a zstd frame."""
+    return bytes(pa.compress(data, packing, asbytes=True))
+
+
 def write_groups(path: Path, *groups: pa.Table) -> Path:
     """A Parquet file with these row groups."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ import pytest
 from helpers_run import record, rows, start, write_job, write_jsonl
 
 from batchgen import config, schema
-from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError, Interrupted
+from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError, InputError, Interrupted
 from batchgen.executors import local
 from batchgen.lifecycle import Stop
 
@@ -151,6 +151,15 @@ def _(bench):
     found = bench.run("input.0.keep={title: title, number: which}")
     assert found.column("which") == [str(n) for n in range(6)]
     assert "which" not in bench.run().rows[0]
+
+
+@effect("input.on_error")
+def _(bench):
+    (bench.folder / "b.parquet").write_bytes(b"")
+    inputs = (f"input.0.path={bench.folder}/[ab].*",)
+    assert isinstance(bench.run(*inputs).error, InputError)
+    found = bench.run("input.0.on_error=skip", *inputs)
+    assert (found.error, found.exit_status, len(found.rows)) == (None, InputError.exit_status, 6)
 
 
 @effect("input.min_chars")

@@ -1,5 +1,6 @@
 """Which files a job means, and that a split keeps its index whatever happens to the files."""
 
+import gzip
 import json
 import os
 import shutil
@@ -96,6 +97,119 @@ def test_relative_paths_start_at_the_working_directory_and_tilde_at_home(tmp_pat
     assert [file.source for file in found] == ["a.jsonl", str(tmp_path / "home" / "b.jsonl")]
 
 
+# Folders
+
+
+def test_a_folder_means_every_file_of_a_known_format_in_it_by_name(tmp_path):
+    known = [
+        "b.jsonl",
+        "a/z.NDJSON",
+        "a/b/c.parquet",
+        "c.json",
+        "d.jsonl.gz",
+        "e.ndjson.zst",
+        "f.JSON.GZ",
+        "a.b/x.jsonl",
+    ]
+    for name in known:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            write_groups(tmp_path / "data" / name, pa.table({"id": ["a"], "text": ["x"]}))
+        else:
+            write_lines(tmp_path / "data" / name, row(0))
+    found = plan.look(job(tmp_path, tmp_path / "data"))
+    assert [file.source for file in found.files] == sorted(str(tmp_path / "data" / name) for name in known)
+    assert plan.look(job(tmp_path, f"{tmp_path}/data/")).files == found.files
+    assert found.left_out == ()
+
+
+def test_files_of_a_folder_that_have_no_format_are_left_out_and_told(tmp_path):
+    write_lines(tmp_path / "data" / "a.jsonl", row(0))
+    for name in ("README.md", "x/notes.txt", "x/b.jsonl.bz2"):
+        write_lines(tmp_path / "data" / name, b"no record")
+    found = plan.look(job(tmp_path, tmp_path / "data"))
+    assert names(found.files) == ["a.jsonl"]
+    assert found.left_out == tuple(
+        str(tmp_path / "data" / name) for name in ("README.md", "x/b.jsonl.bz2", "x/notes.txt")
+    )
+    with pytest.raises(InputError, match=r"README\.md: not a format"):
+        discover(job(tmp_path, tmp_path / "data" / "*"))
+
+
+def test_markers_and_hidden_files_and_folders_of_a_folder_are_no_inputs_and_not_told(tmp_path):
+    write_lines(tmp_path / "data" / "a.jsonl", row(0))
+    for name in ("_SUCCESS", ".b.jsonl", "c.jsonl.tmp", ".a.jsonl.crc", "_temporary/0/d.jsonl", ".git/e.jsonl"):
+        write_lines(tmp_path / "data" / name, row(0))
+    found = plan.look(job(tmp_path, tmp_path / "data"))
+    assert (names(found.files), found.left_out) == (["a.jsonl"], ())
+
+
+def test_linked_files_and_folders_of_a_folder_are_followed_once_and_circles_do_no_harm(tmp_path):
+    write_lines(tmp_path / "elsewhere" / "a.jsonl", row(0))
+    write_lines(tmp_path / "one.jsonl", row(1))
+    (tmp_path / "data" / "own").mkdir(parents=True)
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "own" / "up").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "own" / "b.jsonl").symlink_to(tmp_path / "one.jsonl")
+    found = discover(job(tmp_path, tmp_path / "data"))
+    assert [file.source.split("/data/")[1] for file in found] == ["link/a.jsonl", "own/b.jsonl"]
+
+
+def test_a_folder_with_other_files_only_is_refused_with_their_names(tmp_path):
+    write_lines(tmp_path / "data" / "a.csv", b"id,text")
+    with pytest.raises(InputError, match=r"input\.0\.path: .*no format batchgen reads: .*a\.csv"):
+        discover(job(tmp_path, tmp_path / "data"))
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    write_lines(tmp_path / "data" / "a.jsonl", row(0))
+
+    def closed(top, *, onerror, **_):
+        onerror(PermissionError(13, "Permission denied", f"{top}/sub"))
+        return []
+
+    monkeypatch.setattr(plan.os, "walk", closed)
+    with pytest.raises(InputError, match=r"input\.0\.path: .*data/sub: cannot be read: Permission denied"):
+        discover(job(tmp_path, tmp_path / "data"))
+
+
+# Files that cannot be read
+
+
+def test_files_that_may_be_skipped_are_told_and_the_others_planned(tmp_path, run):
+    write_lines(tmp_path / "data" / "good.jsonl", row(0))
+    (tmp_path / "data" / "a.parquet").write_bytes(b"")
+    (tmp_path / "data" / "b.jsonl").write_bytes('{"text": "x"}'.encode("utf-16"))
+    asked = job(tmp_path, {"path": str(tmp_path / "data"), "on_error": "skip"})
+    made = plan.make(asked, run)
+    assert names(made.files) == ["good.jsonl"]
+    assert [str(one).split(": ")[0].rsplit("/", 1)[-1] for one in made.skipped] == ["a.parquet", "b.jsonl"]
+    assert (made.rows, made.exact) == (1, False)
+    assert plan.make(asked, run) is not None
+
+
+def test_only_the_inputs_that_say_so_skip_files(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.parquet").write_bytes(b"")
+    asked = job(tmp_path, {"path": str(tmp_path / "a.*"), "on_error": "skip"}, {"path": str(tmp_path / "b.*")})
+    with pytest.raises(InputError) as e:
+        discover(asked)
+    assert "b.parquet" in str(e.value)
+    assert "a.parquet" not in str(e.value)
+
+
+def test_a_skipped_file_that_is_repaired_is_planned(tmp_path, run):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"")
+    write_lines(tmp_path / "b.jsonl", row(0))
+    asked = job(tmp_path, {"path": str(tmp_path / "*.*"), "on_error": "skip"})
+    assert len(plan.make(asked, run).skipped) == 1
+    write_groups(path, pa.table({"id": ["a"], "text": ["x"]}))
+    made = plan.make(asked, run)
+    assert (names(made.files), made.skipped) == (["a.parquet", "b.jsonl"], ())
+
+
 @pytest.mark.parametrize("pattern", ["none.jsonl", "*.none", "empty/*", "empty"])
 def test_an_input_that_matches_nothing_is_told_with_its_number(tmp_path, pattern):
     (tmp_path / "empty").mkdir()
@@ -109,13 +223,13 @@ def test_all_files_that_cannot_be_read_are_listed(tmp_path):
     (tmp_path / "data" / "a.parquet").write_bytes(b"")
     (tmp_path / "data" / "b.jsonl").write_bytes('{"text": "x"}'.encode("utf-16"))
     (tmp_path / "data" / "c.txt").write_bytes(b"")
-    (tmp_path / "data" / "d.jsonl.gz").write_bytes(b"")
+    (tmp_path / "data" / "d.jsonl.bz2").write_bytes(b"")
     write_groups(tmp_path / "data" / "e.parquet", pa.table({"id": ["a"], "body": ["x"]}))
     with pytest.raises(InputError) as e:
         discover(job(tmp_path, tmp_path / "data" / "*"))
     lines = str(e.value).splitlines()
     assert [line.split(": ")[0].rsplit("/", 1)[-1] for line in lines] == [
-        "a.parquet", "b.jsonl", "c.txt", "d.jsonl.gz", "e.parquet",
+        "a.parquet", "b.jsonl", "c.txt", "d.jsonl.bz2", "e.parquet",
     ]  # fmt: skip
     assert "UTF-16" in lines[1]
     assert "not a format" in lines[2]
@@ -124,7 +238,7 @@ def test_all_files_that_cannot_be_read_are_listed(tmp_path):
 
 def test_a_file_that_vanishes_while_it_is_looked_for_is_listed(tmp_path, monkeypatch):
     gone = str(tmp_path / "gone.jsonl")
-    monkeypatch.setattr(plan, "_match", lambda _: [gone])
+    monkeypatch.setattr(plan, "_match", lambda _: ([gone], []))
     with pytest.raises(InputError, match=r"gone\.jsonl: cannot be read: No such file"):
         discover(job(tmp_path))
 
@@ -301,6 +415,26 @@ def test_a_parquet_file_that_grew_is_cut_anew(tmp_path, run):
     assert cuts(plan.make(job(tmp_path, path), run)) == [(1, "a.parquet", 0, 2)]
 
 
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
+def test_a_packed_file_that_grew_is_cut_anew(tmp_path, run, before, after):
+    path = tmp_path / "a.jsonl"
+
+    def write(count, packed):
+        lines = b"".join(json.dumps(row(n, text=f"text {n}" * 99)).encode() + b"\n" for n in range(count))
+        path.write_bytes(gzip.compress(lines) if packed else lines)
+        return path.stat().st_size
+
+    asked = job(tmp_path)
+    old = write(2, before)
+    plan.make(asked, run)
+    size = write(2000, after)
+    assert size > old
+    made = plan.make(asked, run)
+    assert [at for at in cuts(made) if at[0] == 0] == []
+    assert cuts(made) == [(1, "a.jsonl", 0, size)]
+    assert len(ids(asked, made)) == 2000
+
+
 def test_a_file_that_another_input_means_now_is_cut_anew(tmp_path, run):
     for name in "ab":
         write_lines(tmp_path / f"{name}.jsonl", row(0))
@@ -338,6 +472,7 @@ def test_the_rows_that_are_known_are_those_of_the_files_that_are_there(tmp_path,
 
 def test_an_estimate_stays_one_over_starts(tmp_path, run, monkeypatch):
     monkeypatch.setattr("batchgen.sources.jsonl._COUNT_BYTES", 10)
+    monkeypatch.setattr("batchgen.sources.jsonl._SAMPLE_BYTES", 10)
     write_lines(tmp_path / "a.jsonl", *map(row, range(3)))
     assert not plan.make(job(tmp_path), run).exact
     assert not plan.make(job(tmp_path), run).exact

@@ -109,6 +109,10 @@ class _Attempt:
     def run(self) -> Outcome:
         self._settle_identity()
         files = plan.make(self.job, self.directory)
+        if files.left_out:
+            log.info("files of no format batchgen reads, left out: %s", plan.names(files.left_out))
+        if files.skipped:
+            log.warning("files that cannot be read, skipped: %s", f"{len(files.skipped):,}")
         kept = files.kept(self.job)
         kept |= kept_types(self.directory.parts(ParquetSink.suffix), list(kept))
         sink = ParquetSink(kept, owner=self.directory.owner)
@@ -149,7 +153,7 @@ class _Attempt:
             limit=self.options.limit,
         )
         failure: BatchgenError | None = None
-        reading = Reading()
+        reading = Reading(file_errors=[str(skipped) for skipped in files.skipped])
         orphans = 0
         try:
             run_pass(line, reading)
@@ -267,7 +271,7 @@ class _Attempt:
         line.index.clear()
         rows = report.read_rows(self.directory, sink, unique=settled or not reading.edited)
         if failure is None and reading.file_errors:
-            failure = InputError(f"{len(reading.file_errors)} input files could not be read to the end")
+            failure = InputError(f"{len(reading.file_errors)} input files could not be read, or not to their end")
         status, reason = OK, "finished"
         if failure is not None:
             status, reason = failure.exit_status, str(failure)

@@ -1,5 +1,6 @@
 """The seam to input files, and how one record of any of them becomes a Document."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ class FileFacts:
 
     rows: exact for Parquet, an estimate for large JSONL (`exact` says which).
     kept: Arrow types of the kept fields under their new names, as far as the file knows them.
+    appendable: when the file is longer next time, its splits stay and its tail is cut; else it is cut anew.
     """
 
     source: str
@@ -27,6 +29,7 @@ class FileFacts:
     rows: int
     exact: bool
     kept: Mapping[str, pa.DataType]
+    appendable: bool = False
 
 
 class Source(Protocol):
@@ -78,6 +81,10 @@ def _clean_value(value: Any) -> Any:
     return clean(value) if isinstance(value, str) else value
 
 
+def _kind(value: Any) -> str:
+    return "bytes that are no UTF-8" if isinstance(value, bytes) else type(value).__name__
+
+
 class Reader:
     """Makes documents of the records of one file."""
 
@@ -89,12 +96,15 @@ class Reader:
     def document(self, record: Mapping[str, Any], place: str, split: int) -> Document:
         """The document in `record`. What is wrong with it alone is its `error`, with identity by place."""
         found, text = reach(record, self._item.text_field)
+        if isinstance(text, bytes):  # how writers without a type for text leave it
+            with contextlib.suppress(UnicodeDecodeError):
+                text = text.decode()
         keep = {ours: _clean_value(reach(record, theirs)[1]) for theirs, ours in self._item.keep.items()}
         error = None
         if not found:
             error = ("missing_text", f"no field {self._item.text_field!r}")
         elif text is not None and not isinstance(text, str):
-            error = ("text_type", f"field {self._item.text_field!r} is no text but {type(text).__name__}")
+            error = ("text_type", f"field {self._item.text_field!r} is no text but {_kind(text)}")
         text = clean(text) if isinstance(text, str) else ""
         key, identity, id_error = self._identity(record, place)
         return Document(

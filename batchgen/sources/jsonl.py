@@ -1,23 +1,39 @@
-"""JSON Lines: one record a line, lines end at LF only, splits are byte ranges."""
+"""JSON Lines: one record a line, lines end at LF only, splits are byte ranges.
 
+A packed file is one split, since nobody can read from its middle; bytes and places in it are those of its content.
+"""
+
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
 from batchgen.config import Input
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
+from batchgen.sources import streams
 from batchgen.sources.base import FileFacts, Reader
+from batchgen.sources.streams import (
+    DamagedStreamError,
+    LongLine,
+    Stream,
+    format_ending,
+    is_packed,
+    open_stream,
+    position,
+    read_line,
+)
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{\0")  # a byte order mark, or the first brace without one
-_COUNT_BYTES = 1 << 28  # files up to here are counted, larger ones estimated from their beginning
-_SAMPLE_BYTES = 1 << 20
-_BUFFER = 1 << 20
+_COUNT_BYTES = 256 << 20  # files up to here are counted, larger ones estimated from their beginning
+_COUNT_PACKED_BYTES = 8 << 20
+_SAMPLE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 16
 
 
 class JsonlSource:
@@ -26,22 +42,40 @@ class JsonlSource:
         self._number = number
         self._path = Path(path)
         self._reader = Reader(item, path, prompt_fields)
-        self._counted = (0, 1)  # a byte where a line begins, and that line's number
+        self._paths = [name for name in (item.text_field, item.id_field, *item.keep) if name is not None]
+        self._counted = (0, 0)  # a byte where a line begins, and how many lines come before it
 
     def facts(self) -> FileFacts:
         try:
             stat = self._path.stat()
-            with self._path.open("rb") as stream:
-                if stream.read(3).startswith(_UTF16):
-                    raise InputError(f"{self._path}: is UTF-16; JSON Lines are UTF-8: iconv -f UTF-16 -t UTF-8")
-                stream.seek(0)
-                rows = _rows(stream, stat.st_size)
+            with open_stream(self._path) as stream:
+                packed = is_packed(stream)
+                self._check_head(stream)
+                rows, exact = _rows(stream, stat.st_size, _COUNT_PACKED_BYTES if packed else _COUNT_BYTES)
         except OSError as e:
             raise self._unreadable(e) from e
         # JSON has no schema to read beforehand: kept values are text, or JSON text where they are something else.
         kept = dict.fromkeys(self._item.keep.values(), pa.string())
-        exact = stat.st_size <= _COUNT_BYTES
-        return FileFacts(str(self._path), self._number, stat.st_size, stat.st_mtime_ns, rows, exact, kept)
+        return FileFacts(
+            str(self._path), self._number, stat.st_size, stat.st_mtime_ns, rows, exact, kept, appendable=not packed
+        )
+
+    def _check_head(self, stream: Stream) -> None:
+        """Refuse what would end in one error a line."""
+        try:
+            head = stream.peek(_PIECE_BYTES)[:_PIECE_BYTES]
+        except DamagedStreamError:
+            return  # told when it is read, after the records before the damage
+        if head.startswith(_UTF16):
+            raise InputError(f"{self._path}: is UTF-16; JSON Lines are UTF-8: iconv -f UTF-16 -t UTF-8")
+        if format_ending(self._path.name) != ".json":
+            return  # the name promises one record a line: a first line that is none is one failed record
+        first, lf, _ = head.removeprefix(_BOM).lstrip(b" \t\r\n").partition(b"\n")
+        way_out = f"makes JSON Lines of it; or narrow input.{self._number}.path"
+        if first.startswith(b"["):
+            raise InputError(f"{self._path}: is one JSON array, not one record a line: jq -c '.[]' {way_out}")
+        if lf and first.startswith(b"{") and first.rstrip().endswith((b"{", b"[", b",")):
+            raise InputError(f"{self._path}: holds JSON over several lines, not one record a line: jq -c . {way_out}")
 
     def _unreadable(self, e: OSError) -> InputError:
         return InputError(f"{self._path}: cannot be read: {e.strerror or e}")
@@ -49,56 +83,114 @@ class JsonlSource:
     def cut(self, *, begin: int, target_bytes: int) -> list[tuple[int, int]]:
         try:
             size = self._path.stat().st_size
+            with open_stream(self._path) as stream:
+                pieces = 1 if is_packed(stream) else max(1, round((size - begin) / target_bytes))
         except OSError as e:
             raise self._unreadable(e) from e
-        count = max(1, round((size - begin) / target_bytes)) if size > begin else 0
+        count = pieces if size > begin else 0
         edges = [begin + (size - begin) * n // count for n in range(count)] + [size] if count else []
         return list(itertools.pairwise(edges))
 
     def read(self, split: Split) -> Iterator[Document]:
         """A line belongs to the split that holds its first byte, and is read to its end."""
+        count = 0
         try:
-            with self._path.open("rb", buffering=_BUFFER) as stream:
-                at = 0
-                if split.start:
-                    stream.seek(split.start - 1)
-                    at = split.start - 1 + len(stream.readline())
-                while at < split.end and (line := stream.readline()):
-                    document = self._document(line, at, split.index)
-                    if document is not None:
-                        yield document
-                    at += len(line)
+            with open_stream(self._path) as stream:
+                for document in self._documents(stream, split):
+                    yield document
+                    count += 1
         except OSError as e:
             raise self._unreadable(e) from e
+        except DamagedStreamError as e:
+            raise InputError(
+                f"{self._path}: {e} after {count:,} records: put a whole file in its place; these are kept"
+            ) from e
 
-    def _document(self, line: bytes, at: int, split: int) -> Document | None:
-        """The document in a line; None for a blank one, which is no record."""
-        raw = _bare(line)
-        if not raw:
-            return None
-        place = f"byte {at}"
+    def _documents(self, stream: Stream, split: Split) -> Iterator[Document]:
+        at = 0
+        if split.start:
+            if is_packed(stream):
+                return  # cut when it was a plain file: the next start cuts it anew
+            stream.seek(split.start - 1)
+            at = split.start - 1 + len(read_line(stream))
+        begin, lines = at, 0
+        while (at < split.end or is_packed(stream)) and (line := read_line(stream)):
+            raw = line if isinstance(line, LongLine) else _bare(line)
+            lines += 1
+            if raw:
+                document = self._document(raw, f"byte {at}", split.index)
+                if document.error is not None:
+                    kind, sentence = document.error
+                    number = self._lines_before(begin) + lines
+                    document = dataclasses.replace(document, error=(kind, f"line {number}: {sentence}"))
+                yield document
+            at += len(line)
+
+    def _document(self, raw: bytes | LongLine, place: str, split: int) -> Document:
+        if isinstance(raw, LongLine):
+            sentence = f"the line has {len(raw):,} bytes, more than {streams.MAX_LINE_BYTES:,}"
+            return self._reader.broken(place, split, ("record_too_large", sentence), raw.digest)
         try:
-            record = json.loads(raw)
+            # Halves of characters (lone surrogates) pass here, and are U+FFFD in what is made of the record.
+            record = _decode(raw.decode("utf-8", "surrogatepass"))
             if isinstance(record, dict):
-                return self._reader.document(record, place, split)
-            fault = f"the line is no object but {type(record).__name__}"
+                if (key := self._key_that_is_twice(record)) is None:
+                    return self._reader.document(record, place, split)
+                fault = f"key {key!r} stands twice"
+            else:
+                fault = f"the line is no object but {type(record).__name__}"
         except json.JSONDecodeError as e:
             fault = f"{e.msg} (at character {e.pos})"  # its own line number is always 1
         except (ValueError, RecursionError) as e:
             fault = str(e)
-        return self._reader.broken(place, split, ("bad_json", f"line {self._line_number(at)}: {fault}"), raw)
+        return self._reader.broken(place, split, ("bad_json", fault), raw)
 
-    def _line_number(self, at: int) -> int:
-        """The line, from 1, that begins at byte `at`: counted only when a fault is told, each byte once."""
-        begin, count = self._counted if self._counted[0] <= at else (0, 1)
-        with self._path.open("rb", buffering=0) as stream:
-            stream.seek(begin)
-            left = at - begin
-            while left > 0 and (block := stream.read(min(left, _BUFFER))):
-                count += block.count(b"\n")
-                left -= len(block)
-        self._counted = (at, count)
+    def _key_that_is_twice(self, record: dict[str, Any]) -> str | None:
+        """A key on the way to a field that the job reads; others may stand as often as they like."""
+        return next((key for path in self._paths if (key := _twice(record, path)) is not None), None)
+
+    def _lines_before(self, at: int) -> int:
+        """Lines before the one that begins at byte `at`: counted only when a fault is told, each byte once."""
+        begin, count = self._counted if self._counted[0] <= at else (0, 0)
+        if at > begin:
+            with open_stream(self._path) as stream:
+                if is_packed(stream):
+                    begin, count = 0, 0
+                else:
+                    stream.seek(begin)
+                left = at - begin
+                while left > 0 and (block := stream.read(min(left, _SAMPLE_BYTES))):
+                    count += block.count(b"\n")
+                    left -= len(block)
+            self._counted = (at, count)
         return count
+
+
+class _Doubled(dict[str, Any]):
+    """An object in which some keys stand more than once; of these the last value is in it."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        met: set[str] = set()
+        self.twice = {key for key, _ in pairs if key in met or met.add(key)}  # type: ignore[func-returns-value]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    return record if len(record) == len(pairs) else _Doubled(pairs)
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_object).decode
+
+
+def _twice(record: dict[str, Any], path: str) -> str | None:
+    """The key on the way to this field that stands twice in its object."""
+    at: Any = record
+    for step in [path] if path in record else path.split("."):
+        if isinstance(at, _Doubled) and step in at.twice:
+            return step
+        at = at.get(step) if isinstance(at, dict) else None
+    return None
 
 
 def _bare(line: bytes) -> bytes:
@@ -106,9 +198,18 @@ def _bare(line: bytes) -> bytes:
     return line.removeprefix(_BOM).strip(b" \t\r\n")
 
 
-def _rows(stream: BinaryIO, size: int) -> int:
-    """Lines that are records, counted or estimated."""
-    if size <= _COUNT_BYTES:
-        return sum(1 for line in stream if _bare(line))
-    sample = stream.read(_SAMPLE_BYTES)
-    return max(1, round(size * sample.count(b"\n") / len(sample)))
+def _rows(stream: Stream, size: int, count_bytes: int) -> tuple[int, bool]:
+    """Lines that are records, and whether they were counted or estimated."""
+    rows = at = 0
+    continued = False
+    try:
+        while piece := stream.readline(_PIECE_BYTES):
+            whole = len(piece) < _PIECE_BYTES or piece.endswith(b"\n")
+            rows += not continued and (not whole or bool(_bare(piece)))
+            continued = not whole
+            at += len(piece)
+            if size > count_bytes and (sample := position(stream) if is_packed(stream) else at) >= _SAMPLE_BYTES:
+                return max(1, round(rows * size / sample)), False
+    except DamagedStreamError:
+        return rows, False
+    return rows, True

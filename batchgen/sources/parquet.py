@@ -12,7 +12,9 @@ from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.sources.base import FileFacts, Reader
 
-_BATCH_ROWS = 256
+_BATCH_ROWS = 32
+_BATCH_BYTES = 4 << 20
+_BUFFER = 1 << 20
 
 
 class ParquetSource:
@@ -25,8 +27,8 @@ class ParquetSource:
 
     def _open(self) -> pq.ParquetFile:
         try:
-            # Pre-buffering holds whole row groups in memory.
-            return pq.ParquetFile(self._path, pre_buffer=False)
+            # Pre-buffering holds whole row groups in memory, and so does reading without a buffer.
+            return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=_BUFFER)
         except (OSError, pa.ArrowException) as e:
             raise InputError(f"{self._path}: no readable Parquet file: {_first_line(e)}") from e
 
@@ -64,7 +66,9 @@ class ParquetSource:
             try:
                 # Group by group: a batch over two groups would lose whole rows to a broken one behind them.
                 for group in range(split.start, split.end):
-                    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
+                    rows = _batch_rows(file.metadata.row_group(group), columns)
+                    # One thread: decoding costs little, and more of them hold more of the file.
+                    for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
                         for record in _records(batch):
                             yield self._document(record, row, split.index)
                             row += 1
@@ -76,6 +80,14 @@ class ParquetSource:
         if isinstance(record, Exception):
             return self._reader.broken(place, split, ("bad_value", f"{place}: {_first_line(record)}"), b"")
         return self._reader.document(record, place, split)
+
+
+def _batch_rows(group: pq.RowGroupMetaData, columns: list[str]) -> int:
+    """How many rows to decode at once: few where they are large."""
+    chunks = (group.column(n) for n in range(group.num_columns))
+    wanted = [f"{name}." for name in columns]
+    size: int = sum(c.total_uncompressed_size for c in chunks if f"{c.path_in_schema}.".startswith(tuple(wanted)))
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES * group.num_rows // max(1, size))))
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | Exception]:

@@ -1,10 +1,14 @@
 """What every Source promises, tried on each: facts, cuts, documents."""
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers_data import ALL, documents, read, row, source, write_groups, write_lines
+from helpers_data import ALL, PROPERTY, documents, packed, read, row, source, write_groups, write_lines
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchgen.data import Split
 from batchgen.errors import InputError
@@ -23,10 +27,38 @@ def write_parquet(path, rows):
     return write_groups(path, *[pa.Table.from_pylist(group, schema=schema) for group in groups])
 
 
-@pytest.fixture(params=[write_jsonl, write_parquet], ids=["jsonl", "parquet"])
+def write_gz(path, rows):
+    return pack(write_jsonl(path, rows), "gzip", ".gz")
+
+
+def write_zst(path, rows):
+    return pack(write_jsonl(path, rows), "zstd", ".zst")
+
+
+def pack(path, packing, ending):
+    """The file as two members or frames, in place of the file."""
+    data = path.read_bytes()
+    path.unlink()
+    path = Path(f"{path}{ending}")
+    halves = (data[: len(data) // 3], data[len(data) // 3 :])
+    path.write_bytes(b"".join(packed(half, packing) for half in halves))
+    return path
+
+
+CUTTABLE = {"jsonl": write_jsonl, "parquet": write_parquet}
+WRITERS = CUTTABLE | {"gz": write_gz, "zst": write_zst}
+
+
+@pytest.fixture(params=WRITERS)
 def write(request, tmp_path):
     """Makes a file of rows, and gives its path."""
-    return lambda rows, name="a": request.param(tmp_path / name, list(rows))
+    return lambda rows, name="a": WRITERS[request.param](tmp_path / name, list(rows))
+
+
+@pytest.fixture(params=CUTTABLE)
+def write_cuttable(request, tmp_path):
+    """The same for files that can be read from their middle."""
+    return lambda rows, name="a": CUTTABLE[request.param](tmp_path / name, list(rows))
 
 
 def test_facts_tell_the_file_as_it_is(write):
@@ -51,8 +83,8 @@ def test_whatever_the_target_the_cuts_follow_each_other_and_cover_every_row_once
     assert found == documents(path, id_field="id")
 
 
-def test_a_small_target_cuts_more_often_than_a_large_one(write):
-    path = write(map(row, range(ROWS)))
+def test_a_small_target_cuts_more_often_than_a_large_one(write_cuttable):
+    path = write_cuttable(map(row, range(ROWS)))
     at = source(path)
     assert len(at.cut(begin=0, target_bytes=1)) > len(at.cut(begin=0, target_bytes=600)) > 1
     assert len(at.cut(begin=0, target_bytes=ALL)) == 1
@@ -64,8 +96,8 @@ def test_nothing_is_cut_where_the_last_cut_ended(write):
     assert at.cut(begin=end, target_bytes=100) == []
 
 
-def test_a_later_begin_gives_the_rest(write):
-    path = write(map(row, range(ROWS)))
+def test_a_later_begin_gives_the_rest(write_cuttable):
+    path = write_cuttable(map(row, range(ROWS)))
     at = source(path, id_field="id")
     first, *rest = at.cut(begin=0, target_bytes=300)
     assert rest
@@ -87,12 +119,12 @@ def test_documents_tell_their_split_source_and_place(write):
     assert {document.split for document in found} == {17}
     assert {document.source for document in found} == {str(path)}
     assert len({document.place for document in found}) == ROWS
-    word = "byte" if path.suffix == ".jsonl" else "row"
+    word = "row" if path.suffix == ".parquet" else "byte"
     assert found[0].place == f"{word} 0"
 
 
-def test_a_split_can_be_read_again(write):
-    path = write(map(row, range(ROWS)))
+def test_a_split_can_be_read_again(write_cuttable):
+    path = write_cuttable(map(row, range(ROWS)))
     at = source(path)
     split = Split(0, 0, str(path), *at.cut(begin=0, target_bytes=300)[1])
     assert list(at.read(split)) == list(at.read(split)) != []
@@ -120,9 +152,9 @@ def test_keys_by_id_do_not_depend_on_file_or_place_and_those_by_place_do(write):
 def test_identity_and_content_are_the_same_in_every_format(tmp_path):
     rows = [row(n, title=f"t{n}", year=n) for n in range(5)]
     item = {"prompt": ("text", "title"), "id_field": "id", "keep": ["title", "year"]}
-    one, other = (documents(make(tmp_path / "a", rows), **item) for make in (write_jsonl, write_parquet))
-    strip = [[dataclasses.replace(document, source="", place="") for document in found] for found in (one, other)]
-    assert strip[0] == strip[1]
+    found = [documents(make(tmp_path / "a", rows), **item) for make in WRITERS.values()]
+    strip = [[dataclasses.replace(document, source="", place="") for document in one] for one in found]
+    assert strip.count(strip[0]) == len(WRITERS)
 
 
 def test_odd_rows_are_told_and_the_others_are_read(write):
@@ -144,3 +176,36 @@ def test_a_missing_file_is_named(write):
     for ask in (at.facts, lambda: at.cut(begin=0, target_bytes=1), lambda: read(at, path, [(0, 1)])):
         with pytest.raises(InputError, match=path.name):
             ask()
+
+
+@PROPERTY
+@given(
+    kind=st.sampled_from(sorted(WRITERS)),
+    lengths=st.lists(st.integers(0, 40) | st.integers(900, 1100), max_size=30),
+    target=st.integers(1, 4000) | st.just(ALL),
+)
+def test_splits_cover_every_row_once_whatever_the_file_and_the_target(kind, lengths, target):
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row(n, text="x" * length) for n, length in enumerate(lengths)]
+        path = WRITERS[kind](Path(folder) / "a", rows)
+        at = source(path, id_field="id")
+        cuts = at.cut(begin=0, target_bytes=target)
+        found = read(at, path, cuts)
+        facts = at.facts()
+    assert [(one.id, len(one.text), one.error) for one in found] == [(f"d{n}", m, None) for n, m in enumerate(lengths)]
+    assert len({one.place for one in found}) == len({one.key for one in found}) == len(lengths)
+    assert (facts.rows, facts.exact) == (len(lengths), True)
+
+
+TEXT_IDS = st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=9, unique=True)
+NUMBER_IDS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=9, unique=True)
+
+
+@PROPERTY
+@given(kind=st.sampled_from(sorted(WRITERS)), ids=TEXT_IDS | NUMBER_IDS)
+def test_ids_come_out_as_they_came_in_with_their_type(kind, ids):
+    with tempfile.TemporaryDirectory() as folder:
+        path = WRITERS[kind](Path(folder) / "a", [{"id": one, "text": "x"} for one in ids])
+        found = documents(path, id_field="id")
+    assert [{"str": str, "int": int}[one.id_type](one.id) for one in found] == ids
+    assert len({one.key for one in found}) == len(ids)

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers_data import ALL, PROPERTY, documents, read, row, source, write_lines
+from helpers_data import ALL, PROPERTY, documents, packed, read, row, source, write_lines
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -192,6 +192,119 @@ def test_deep_nesting_harms_its_own_line_only(tmp_path, depth):
     deep, good = documents(path, prompt=("text", "k"), keep=["k"])
     assert deep.error is None or deep.error[0] == "bad_json"
     assert good.error is None
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (b'{"id": "a", "text": "one", "text": "two"}', "text"),
+        (b'{"id": "a", "id": "b", "text": "one"}', "id"),
+        (b'{"id": "a", "text": "one", "k": 1, "k": 1}', "k"),
+        (b'{"id": "a", "text": "one", "te\\u0078t": "two"}', "text"),
+        (b'{"id": "a", "text": "one", "m": {"n": 1, "n": 2}}', "n"),
+        (b'{"id": "a", "text": "one", "m": {"n": 1}, "m": 2}', "m"),
+        (b'{"id": "a", "text": "one", "x.y": 1, "x.y": 2}', "x.y"),
+    ],
+)
+def test_a_key_that_the_job_reads_and_that_stands_twice_is_a_failed_record(tmp_path, line, key):
+    path = write_lines(tmp_path / "a.jsonl", GOOD, line, GOOD)
+    first, broken, last = documents(path, id_field="id", keep=["k", "m.n", "x.y"])
+    assert broken.error == ("bad_json", f"line 2: key {key!r} stands twice")
+    assert (first.error, last.error, broken.id) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "side",
+    [b'"side": 1, "side": 2', b'"side": {"text": 1, "text": 2}', b'"m": {"o": 1, "o": 2}', b'"x": 1, "x": {"y": 2}'],
+)
+def test_a_key_that_nobody_reads_may_stand_twice(tmp_path, side):
+    path = write_lines(tmp_path / "a.jsonl", b'{"id": "a", "text": "one", ' + side + b"}")
+    (document,) = documents(path, id_field="id", keep=["m.n"])
+    assert (document.text, document.error) == ("one", None)
+
+
+def test_of_a_kept_object_with_doubled_keys_the_last_value_holds(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", b'{"text": "one", "m": {"n": 1, "n": 2}}')
+    (document,) = documents(path, prompt=("text", "m"), keep=["m"])
+    assert (document.keep, document.error) == ({"m": {"n": 2}}, None)
+
+
+def test_what_is_wrong_with_a_record_is_told_with_its_line(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", GOOD, b"", {"id": "b"}, {"id": "c", "text": 7}, {"text": "x"}, GOOD)
+    found = [document.error for document in documents(path, id_field="id", target_bytes=20) if document.error]
+    assert [(kind, sentence.split(":")[0]) for kind, sentence in found] == [
+        ("missing_text", "line 3"), ("text_type", "line 4"), ("missing_id", "line 5"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", [None, "gzip", "zstd"])
+@pytest.mark.parametrize("target", [10, 100, ALL])
+def test_a_line_over_the_limit_is_a_failed_record_and_the_next_line_is_read(tmp_path, monkeypatch, packing, target):
+    monkeypatch.setattr("batchgen.sources.streams.MAX_LINE_BYTES", 60)
+    path = write_lines(tmp_path / "a.jsonl", GOOD, b"", row("b", text="x" * 100), {"id": "c"}, b"y" * 61, GOOD)
+    data = path.read_bytes()
+    path.write_bytes(packed(data, packing) if packing else data)
+    first, long, short, odd, last = documents(path, id_field="id", target_bytes=target)
+    size = len(json.dumps(row("b", text="x" * 100)))
+    assert long.error == ("record_too_large", f"line 3: the line has {size + 1} bytes, more than 60")
+    assert long.place == f"byte {len(GOOD) + 2}"
+    assert short.error[1].startswith("line 4: ")
+    assert odd.error[0] == "record_too_large"
+    assert (first.text, last.text, last.error) == ("one", "one", None)
+    assert last.place == f"byte {len(data) - len(GOOD) - 1}"
+    assert (long.id, long.text) == (None, "")
+    assert long.content != odd.content
+    assert source(path).facts().rows == 5
+
+
+# Files of the ending .json.
+
+
+@pytest.mark.parametrize("packing", [None, "gzip", "zstd"])
+@pytest.mark.parametrize(
+    ("value", "indent", "way"),
+    [
+        ([row(0), row(1)], None, r"one JSON array.*jq -c '\.\[\]'"),
+        ([row(0)], 2, r"one JSON array.*jq -c '\.\[\]'"),
+        ([], None, "one JSON array"),
+        (row(0), 2, r"over several lines.*jq -c \. "),
+        ({"k": [1]}, 4, "over several lines"),
+    ],
+)
+@pytest.mark.parametrize("lead", ["", "\ufeff", "\n \n", "\ufeff \r\n"])
+def test_json_that_is_not_one_record_a_line_is_one_error_with_the_way_out(tmp_path, value, indent, way, packing, lead):
+    data = (lead + json.dumps(value, indent=indent) + "\n").encode()
+    path = tmp_path / f"a.json{'.gz' if packing else ''}"
+    path.write_bytes(packed(data, packing) if packing else data)
+    with pytest.raises(InputError, match=way) as e:
+        source(path).facts()
+    assert str(e.value).startswith(f"{path}: ")
+    assert str(e.value).endswith("or narrow input.0.path")
+
+
+@pytest.mark.parametrize("text", ["x", "x" * 200_000, "," * 100_000, "[{,\n"])
+def test_json_lines_may_have_the_ending_json(tmp_path, text):
+    path = write_lines(tmp_path / "a.json", row(0, text=text), row(1))
+    assert [document.text for document in documents(path)] == [text, "text 1"]
+    assert source(path).facts().rows == 2
+    write_lines(path, b"{broken", row(1))
+    assert [one.error and one.error[0] for one in documents(path)] == ["bad_json", None]
+    assert source(path).facts().rows == 2
+
+
+@pytest.mark.parametrize("line", [b"[1, 2]", b"{"])
+def test_an_odd_first_line_of_jsonl_is_one_failed_record(tmp_path, line):
+    path = write_lines(tmp_path / "a.jsonl", line, GOOD)
+    assert source(path).facts().rows == 2
+    assert [one.error and one.error[0] for one in documents(path)] == ["bad_json", None]
+
+
+@pytest.mark.parametrize("packing", ["gzip", "zstd"])
+def test_packed_utf16_is_refused_whole(tmp_path, packing):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(packed((GOOD.decode() + "\n").encode("utf-16"), packing))
+    with pytest.raises(InputError, match=r"a\.jsonl: is UTF-16"):
+        source(path).facts()
 
 
 def test_broken_lines_are_known_by_place_and_their_content_by_their_bytes(tmp_path):

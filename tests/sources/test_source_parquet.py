@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from batchgen.data import Split
 from batchgen.errors import InputError
+from batchgen.sources import parquet
 
 
 def table(*rows):
@@ -122,6 +123,32 @@ def test_names_with_dots_reach_into_struct_columns(tmp_path):
     assert [document.error and document.error[0] for document in found] == [None, "missing_text", None]
 
 
+def test_of_a_struct_column_only_the_fields_of_the_job_are_read(tmp_path):
+    columns = {"a": pa.array([{"b": f"in {n}", "junk": "x" * 50 + str(n)} for n in range(200)])}
+    path = write_groups(tmp_path / "a.parquet", pa.table(columns))
+    group = pq.read_metadata(path).row_group(0)
+    junk = next(group.column(n) for n in range(2) if group.column(n).path_in_schema == "a.junk")
+    data = bytearray(path.read_bytes())
+    begin = junk.dictionary_page_offset or junk.data_page_offset
+    data[begin : begin + junk.total_compressed_size] = b"\xff" * junk.total_compressed_size
+    path.write_bytes(data)
+    assert [document.text for document in documents(path, text_field="a.b")] == [f"in {n}" for n in range(200)]
+    with pytest.raises(InputError, match="cannot be read"):
+        documents(path, text_field="a.junk")
+
+
+def test_large_rows_are_decoded_few_at_once(tmp_path, monkeypatch):
+    sizes = []
+    original = parquet._records
+    monkeypatch.setattr(parquet, "_records", lambda batch: sizes.append(batch.num_rows) or original(batch))
+    small = [row(n) for n in range(100)]
+    large = [row(n, text=f"{n}" * (1 << 20)) for n in range(10, 20)]
+    path = write_groups(tmp_path / "a.parquet", table(*small), table(*large))
+    assert len(documents(path, id_field="id")) == 110
+    assert max(sizes[:4]) == 32
+    assert max(sizes[4:]) <= 4
+
+
 def test_a_column_that_is_named_with_dots_comes_before_the_way_into_a_struct(tmp_path):
     columns = {"a": nested(), "a.b": ["one", "two", "three"]}
     path = write_groups(tmp_path / "a.parquet", pa.table(columns))
@@ -144,7 +171,9 @@ def test_an_integer_id_is_the_same_in_every_width_and_format(tmp_path, kind):
     assert documents(path, id_field="id")[0].key == documents(json, id_field="id")[0].key
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_text_columns_of_every_kind_are_text(tmp_path, kind):
     path = write_groups(tmp_path / "a.parquet", pa.table({"id": pa.array(["a"], kind), "text": pa.array(["x"], kind)}))
     (document,) = documents(path, id_field="id")
@@ -164,10 +193,22 @@ def test_columns_that_hold_no_ids_are_told_row_by_row(tmp_path, values, error):
     assert documents(path, id_field="id")[0].error[0] == error
 
 
-@pytest.mark.parametrize("values", [pa.array([b"x"]), pa.array([1]), pa.array([["x"]])])
+@pytest.mark.parametrize("values", [pa.array([1]), pa.array([["x"]]), pa.array([{"a": "x"}])])
 def test_a_text_column_that_is_no_text_is_told_row_by_row(tmp_path, values):
     path = write_groups(tmp_path / "a.parquet", pa.table({"text": values}))
     assert documents(path)[0].error[0] == "text_type"
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())])
+def test_a_column_of_bytes_is_text_where_it_is_utf8(tmp_path, kind):
+    values = pa.array(["day é 𝄞".encode(), b"\xff", None, b""]).cast(kind)
+    path = write_groups(tmp_path / "a.parquet", pa.table({"id": ["a", "b", "c", "d"], "text": values}))
+    found = documents(path, id_field="id")
+    assert [document.text for document in found] == ["day é 𝄞", "", "", ""]
+    assert [document.error for document in found] == [
+        None, ("text_type", "field 'text' is no text but bytes that are no UTF-8"), None, None,
+    ]  # fmt: skip
+    assert [document.id for document in found] == ["a", "b", "c", "d"]
 
 
 def test_a_null_column_is_empty_text(tmp_path):
