@@ -31,6 +31,7 @@ engine:
   feed: rolling
   args:
     max_model_len: 512
+  adapter: adapters/letters
   fake:
     docs_per_s: 100.5
     fail_every: 7
