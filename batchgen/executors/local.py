@@ -86,7 +86,7 @@ def _adapter(job: Job, model: Model | None) -> Adapter | None:
     adapter = resolve_adapter(job.engine.adapter)
     if model is not None:
         name = job.engine.args["model"]
-        if not adapter.fits(name):
+        if not adapter.fits(str(name)):
             log.warning("engine.adapter: %s was made for %s, engine.args.model is %s", adapter.name, adapter.base, name)
         if job.engine.backend == "vllm":
             settings.lora(job, adapter)

@@ -1,6 +1,7 @@
 """A job with an adapter: what is refused before anything starts, and what another adapter means for a run."""
 
 import json
+import logging
 
 import pytest
 from helpers_lora import write_adapter
@@ -70,7 +71,8 @@ def test_validate_tells_weights_that_are_no_adapter(job, on_vllm):
     assert "adapter_model.safetensors: is no safetensors file of an adapter" in done.stderr
 
 
-def test_an_adapter_of_another_model_is_a_warning(job, tmp_path, caplog):
+def test_an_adapter_of_another_model_is_a_warning(job, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("batchgen"), "propagate", True)  # the command line turns it off
     for name, warned in (("other", True), ("smollm2-135m-instruct", False)):
         model = tmp_path / name
         model.mkdir()
