@@ -141,6 +141,9 @@ class Engine(Section):
     args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of vLLM's engine, under vLLM's own names and only those."
     )
+    adapter: str | None = Field(
+        None, description="A LoRA adapter that every request uses: a folder as PEFT saves it, or a name on the Hub."
+    )
     fake: FakeEngine = Field(FakeEngine(), description="For `backend: fake`.")
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from batchgen.adapter import Adapter
 from batchgen.config import Job
 from batchgen.model import Model
 
@@ -18,15 +19,20 @@ _SPEED_ONLY = frozenset({
     "scheduling_policy", "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold",
     "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend", "disable_custom_all_reduce",
     "max_parallel_loading_workers", "worker_cls", "attention_backend", "stream_interval", "performance_mode",
+    "max_lora_rank", "max_loras", "max_cpu_loras", "fully_sharded_loras",
 })  # fmt: skip
 _INPUT = "input["  # keys of one input: compared only while both runs have that input
 
 
-def fingerprint(job: Job, model: Model | None, *, max_prompt_tokens: int) -> dict[str, Any]:
+def fingerprint(
+    job: Job, model: Model | None, *, max_prompt_tokens: int, adapter: Adapter | None = None
+) -> dict[str, Any]:
     """Dotted keys to plain values, for comparing and for showing to a person."""
     found: dict[str, Any] = {"engine.backend": job.engine.backend, "max_prompt_tokens": max_prompt_tokens}
     if model is not None:
         found |= {f"model.{name}": value for name, value in model.identity().items()}
+    if adapter is not None:
+        found |= {f"adapter.{name}": value for name, value in adapter.identity().items()}
     found |= {f"engine.args.{k}": v for k, v in job.engine.args.items() if k not in _SPEED_ONLY}
     found |= {f"prompt.{k}": v for k, v in job.prompt.model_dump().items()}
     found |= {f"sampling.{k}": v for k, v in job.sampling.model_dump().items()}

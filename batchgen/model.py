@@ -1,22 +1,22 @@
 """The model a job names, as files: where they lie, what identifies them, how long its context is.
 
-Nothing here imports transformers. A folder is taken as it is; a name on the Hub is resolved to one commit, from the
-local cache where it holds one, so that every attempt of a run means the same files.
+Nothing here imports transformers. A folder is taken as it is; a name on the Hub is resolved to one commit.
 """
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from batchgen import hub
 from batchgen.errors import ConfigError
 
 # Everything that decides how text becomes tokens and back; weights are identified by name and size.
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+_WANTED = hub.Wanted("engine.args.model", _SMALL_FILES, need=("config.json", "tokenizer*"))
 _DEMO = "for the small demo model: batchgen demo-model models/smollm2-135m-instruct"
 # Written by tools, read by nobody when text is made.
 _IGNORED = {"README.md", "trainer_state.json", "training_args.json"}
@@ -43,8 +43,15 @@ class Model:
 
     @property
     def max_position_embeddings(self) -> int | None:
+        return self._number("max_position_embeddings")
+
+    @property
+    def hidden_size(self) -> int | None:
+        return self._number("hidden_size")
+
+    def _number(self, name: str) -> int | None:
         text = self.config.get("text_config") or self.config
-        value = text.get("max_position_embeddings")
+        value = text.get(name)
         return value if isinstance(value, int) else None
 
     def identity(self) -> dict[str, str]:
@@ -59,30 +66,39 @@ class Model:
                 found[file.name] = f"{file.stat().st_size} bytes"
         return found
 
+    def check_weights(self) -> None:
+        """Raise ConfigError where the engine will find no weights, or not all: told before minutes of starting."""
+        if self.revision is not None and not hub.offline():
+            return  # vLLM downloads them
+        missing = self._missing_weights()
+        if missing is None:
+            return
+        if self.revision is None:
+            raise ConfigError(f"engine.args.model: {self.folder}: the folder does not hold {missing}")
+        raise ConfigError(
+            f"engine.args.model: {self.name}: the local cache ({self.folder}) does not hold {missing}, and "
+            f"HF_HUB_OFFLINE forbids to ask the Hub. Where there is a network, run: "
+            f"{hub.download(self.name, self.revision)}"
+        )
+
+    def _missing_weights(self) -> str | None:
+        # `exists`: a cache can hold links whose files are gone.
+        held = {file.name for file in self.folder.iterdir() if file.suffix in _WEIGHTS and file.exists()}
+        try:
+            index = json.loads((self.folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+            missing = sorted(set(index["weight_map"].values()) - held)
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            missing = []
+        if missing and not any(name.startswith("consolidated") for name in held):  # vLLM prefers these
+            return f"{len(missing)} of its weight files ({missing[0]}{', …' if len(missing) > 1 else ''})"
+        return None if held else f"weights ({', '.join(_WEIGHTS)})"
+
 
 def resolve(name: str, revision: str | None) -> Model:
     """The model `engine.args.model` names. Raises ConfigError where it is neither a folder nor on the Hub."""
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111  Path's own raises for a user that is not there
-    if folder.is_dir():
-        return Model(str(folder), folder, None)
-    no_folder = f"engine.args.model: {name}: no such folder (working directory {Path.cwd()})"
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ConfigError(f"{no_folder}; {_DEMO}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = {"repo_id": name, "revision": revision, "allow_patterns": list(_SMALL_FILES)}
     try:
-        snapshot = snapshot_download(**wanted, local_files_only=True)
-    except HFValidationError as e:
-        raise ConfigError(f"{no_folder}, and no name the Hub could have; {_DEMO}") from e
-    except LocalEntryNotFoundError:
-        try:
-            snapshot = snapshot_download(**wanted)
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as e:
-            raise ConfigError(
-                f"{no_folder}, nothing in the local cache, and the Hub does not give it: {str(e).splitlines()[0]}; "
-                f"{_DEMO}"
-            ) from e
-    folder = Path(snapshot)
-    return Model(name, folder, folder.name)
+        folder, commit = hub.locate(name, revision, _WANTED)
+    except ConfigError as e:
+        demo = name.count("/") != 1 or name.startswith((".", "/", "~", "models/"))
+        raise ConfigError(f"{e}; {_DEMO}" if demo else str(e)) from e
+    return Model(name if commit else str(folder), folder, commit)

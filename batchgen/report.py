@@ -25,6 +25,7 @@ from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.stats import Counts, counts_of
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
+_ENGINE = ("backend", "device", "max_num_seqs", "kv_cache_tokens", "kv_cache_max_concurrency", "args", "adapter")
 
 
 @dataclass(slots=True)
@@ -148,10 +149,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
             "prompt_tokens": rows.prompt_tokens.quantiles(),
             "completion_tokens": rows.completion_tokens.quantiles(),
         },
-        "engine": {
-            name: engine.get(name)
-            for name in ("backend", "device", "max_num_seqs", "kv_cache_tokens", "kv_cache_max_concurrency", "args")
-        },
+        "engine": {name: engine.get(name) for name in _ENGINE},
         "versions": {"batchgen": __version__, **engine.get("versions", {})},
         "notes": dict(scope.notes),
     }

@@ -33,6 +33,7 @@ engine:
   stall_s: 30.5
   args:
     max_model_len: 512
+  adapter: adapters/letters
   fake:
     docs_per_s: 100.5
     fail_every: 7

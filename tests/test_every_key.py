@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers_lora import write_adapter
 from helpers_run import record, rows, start, write_job, write_jsonl
 
 from batchgen import config, schema
@@ -201,6 +202,15 @@ def _(bench):
 def _(bench):
     assert set(map(tuple, bench.run("engine.args.max_model_len=200").column("flags"))) == {("document_truncated",)}
     assert set(map(tuple, bench.run().column("flags"))) == {()}
+
+
+@effect("engine.adapter")
+def _(bench):
+    adapter = f"engine.adapter={write_adapter(bench.folder / 'adapter')}"
+    bench.run(into="out")
+    assert isinstance(bench.run(adapter, into="out").error, FingerprintError)
+    assert bench.run(adapter).error is None
+    assert isinstance(bench.run("engine.adapter=nowhere").error, ConfigError)
 
 
 @effect("engine.fake.docs_per_s")

@@ -4,7 +4,9 @@ import json
 
 import pytest
 from helpers_data import job
+from helpers_lora import write_adapter
 
+from batchgen.adapter import resolve
 from batchgen.fingerprint import differences, digest, fingerprint
 from batchgen.model import Model
 
@@ -35,6 +37,7 @@ SPEED = {
     "enable_prefix_caching": False, "enable_chunked_prefill": True, "block_size": 32, "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2, "kv_cache_memory_bytes": 2**30, "async_scheduling": True,
     "download_dir": "/elsewhere", "compilation_config": {"level": 3}, "attention_backend": "FLASHINFER",
+    "max_lora_rank": 64, "max_loras": 2,
 }  # fmt: skip
 
 
@@ -148,6 +151,20 @@ def test_a_model_of_the_hub_is_its_revision_and_its_weights_need_not_be_there(tm
     (folder / "model.safetensors").unlink()
     assert of(tmp_path, model=Model("org/m", folder, "c0ffee")) == one
     assert keys(one, of(tmp_path, model=Model("org/m", folder, "decade"))) == ["model.revision"]
+
+
+def test_an_adapter_is_its_files(tmp_path):
+    def with_adapter(folder):
+        adapter = resolve(str(folder))
+        return fingerprint(job(tmp_path), None, max_prompt_tokens=1000, adapter=adapter)
+
+    without = fingerprint(job(tmp_path), None, max_prompt_tokens=1000)
+    one, same = (with_adapter(write_adapter(tmp_path / name)) for name in "ab")
+    both = ["adapter.adapter_config.json", "adapter.adapter_model.safetensors"]
+    assert one == same
+    assert keys(without, one) == keys(one, without) == both
+    assert keys(one, with_adapter(write_adapter(tmp_path / "c", weights=b"heights"))) == both[1:]
+    assert keys(one, with_adapter(write_adapter(tmp_path / "d", lora_alpha=32))) == both[:1]
 
 
 def test_a_fingerprint_survives_run_json(tmp_path, folder):

@@ -25,10 +25,12 @@ SEAMS = {
     "sources": {"config", "data", "errors"},
     "sinks": {"data", "errors", "fsio"},
     "workflows": {"data", "errors"},
-    "engines": {"config", "data", "errors", "model", "tokenizer"},
+    "engines": {"adapter", "config", "data", "errors", "model", "tokenizer"},
     "prompts": {"config", "data", "errors", "tokenizer"},
     "tokenizer": {"errors"},
-    "model": {"errors"},
+    "model": {"errors", "hub"},
+    "adapter": {"errors", "hub"},
+    "hub": {"errors"},
     "config": {"errors", "yaml_lines"},
 }
 # Outside packages that one kind of module alone imports.

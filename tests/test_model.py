@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from helpers_hub import COMMIT, fill
 
 from batchgen.errors import ConfigError
 from batchgen.model import Model, resolve
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
     "config.json": json.dumps({"max_position_embeddings": 2048}),
     "tokenizer.json": "{}",
@@ -42,18 +42,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "hub"
-
-
-def fill(cache, *, name="org/small", ref="main", commit=COMMIT):
-    """One model in the cache, laid out as the Hub's client does."""
-    at = cache / f"models--{name.replace('/', '--')}"
-    (at / "refs").mkdir(parents=True, exist_ok=True)
-    (at / "refs" / ref).write_text(commit)
-    snapshot = at / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    for file, content in FILES.items():
-        (snapshot / file).write_text(content)
-    return snapshot
 
 
 # Where it lies
@@ -95,7 +83,8 @@ def test_the_missing_demo_model_is_told_with_the_way_to_it(cache, tmp_path):
     assert told.startswith(
         f"engine.args.model: models/smollm2-135m-instruct: no such folder (working directory {tmp_path})"
     )
-    assert "nothing in the local cache, and the Hub does not give it" in told
+    assert "nothing in the local cache" in told
+    assert "run: hf download models/smollm2-135m-instruct; for the small" in told
     assert told.endswith("for the small demo model: batchgen demo-model models/smollm2-135m-instruct")
     assert "\n" not in told
 
@@ -104,16 +93,16 @@ def test_the_missing_demo_model_is_told_with_the_way_to_it(cache, tmp_path):
 
 
 def test_a_name_is_resolved_to_its_commit_in_the_cache(cache):
-    snapshot = fill(cache)
+    snapshot = fill(cache, FILES)
     model = resolve("org/small", None)
     assert (model.name, model.folder, model.revision) == ("org/small", snapshot, COMMIT)
     assert model.max_position_embeddings == 2048
 
 
 def test_a_revision_is_a_branch_or_a_commit(cache):
-    fill(cache)
+    fill(cache, FILES)
     other = "f" * 40
-    snapshot = fill(cache, ref="v2", commit=other)
+    snapshot = fill(cache, FILES, ref="v2", commit=other)
     assert resolve("org/small", "v2").revision == other
     assert resolve("org/small", other).folder == snapshot
     assert resolve("org/small", None).revision == COMMIT
@@ -121,33 +110,14 @@ def test_a_revision_is_a_branch_or_a_commit(cache):
         resolve("org/small", "v3")
 
 
-def test_the_hub_is_asked_only_for_what_the_cache_has_not(cache, monkeypatch):
-    import huggingface_hub
-
-    asked = []
-    real = huggingface_hub.snapshot_download
-
-    def download(**wanted):
-        asked.append(wanted.get("local_files_only", False))
-        return real(**wanted)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    fill(cache)
-    assert resolve("org/small", None).revision == COMMIT
-    assert asked == [True]
-    with pytest.raises(ConfigError):
-        resolve("org/other", None)
-    assert asked == [True, True, False]
-
-
 def test_a_folder_wins_over_the_cache(cache, tmp_path):
-    fill(cache)
+    fill(cache, FILES)
     (tmp_path / "org" / "small").mkdir(parents=True)
     assert resolve("org/small", None).revision is None
 
 
 def test_the_usual_variables_name_the_cache_and_nothing_heavy_is_imported(tmp_path):
-    snapshot = fill(tmp_path / "home" / "hub")
+    snapshot = fill(tmp_path / "home" / "hub", FILES)
     code = (
         "import sys; from batchgen.model import resolve; model = resolve('org/small', None);"
         "print(model.folder, model.revision, sorted({'vllm', 'torch', 'transformers'} & set(sys.modules)))"
@@ -227,3 +197,76 @@ def test_a_configuration_that_is_none_is_told(folder, content):
         path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=f"{path}: no model configuration: "):
         _ = Model("m", folder, None).max_position_embeddings
+
+
+# Its weights
+
+
+@pytest.fixture
+def held(folder):
+    """The model's folder with these weight files and, where `index` is given, an index of its shards."""
+
+    def make(*names, index=None):
+        (folder / "model.safetensors").unlink()
+        for name in names:
+            (folder / name).write_text("weights")
+        if index is not None:
+            text = index if isinstance(index, str) else json.dumps({"weight_map": dict(enumerate(index))})
+            (folder / "model.safetensors.index.json").write_text(text)
+        return folder
+
+    return make
+
+
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("names", "index"),
+    [
+        (["model.safetensors"], None),
+        (["pytorch_model.bin"], None),
+        (["model.gguf"], None),
+        (SHARDS, SHARDS),
+        (["consolidated.safetensors"], SHARDS),  # vLLM prefers it
+        (["model.safetensors"], "{"),
+        (["model.safetensors"], "[]"),
+    ],
+)
+def test_weights_that_are_there_are_not_complained_about(held, names, index):
+    Model("m", held(*names, index=index), None).check_weights()
+
+
+@pytest.mark.parametrize(
+    ("names", "index", "told"),
+    [
+        ([], None, "weights (.safetensors, .bin, .gguf, .pt, .pth)"),
+        ([], SHARDS, f"2 of its weight files ({SHARDS[0]}, …)"),
+        (SHARDS[:1], SHARDS, f"1 of its weight files ({SHARDS[1]})"),
+    ],
+)
+def test_weights_that_are_missing_are_told(cache, held, names, index, told):
+    folder = held(*names, index=index)
+    with pytest.raises(ConfigError) as caught:
+        Model(str(folder), folder, None).check_weights()
+    assert str(caught.value) == f"engine.args.model: {folder}: the folder does not hold {told}"
+    with pytest.raises(ConfigError) as caught:
+        Model("org/small", folder, COMMIT).check_weights()
+    assert str(caught.value).startswith(
+        f"engine.args.model: org/small: the local cache ({folder}) does not hold {told}"
+    )
+    assert str(caught.value).endswith(f"run: hf download org/small --revision {COMMIT}")
+
+
+def test_a_link_into_the_cache_whose_file_is_gone_is_no_weight(cache, held):
+    folder = held()
+    (folder / "model.safetensors").symlink_to(folder.parent / "blobs" / "gone")
+    with pytest.raises(ConfigError, match="does not hold weights"):
+        Model("org/small", folder, COMMIT).check_weights()
+
+
+def test_with_a_network_the_engine_gets_the_weights_itself(cache, held, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    Model("org/small", held(), COMMIT).check_weights()

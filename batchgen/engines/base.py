@@ -35,10 +35,14 @@ class EngineMetrics:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine turned out to be, for run.json and the report. KV cache in tokens."""
+    """What the engine turned out to be, for run.json and the report. KV cache in tokens.
+
+    adapter: name and, from the Hub, commit of the LoRA adapter it works with.
+    """
 
     backend: str
     args: dict[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     device: str | None = None
     kv_cache_tokens: int | None = None

@@ -5,6 +5,7 @@ from typing import Any
 
 import psutil
 
+from batchgen.adapter import Adapter
 from batchgen.config import Job
 from batchgen.engines import vllm_names
 from batchgen.errors import ConfigError
@@ -38,7 +39,34 @@ def max_num_seqs(job: Job) -> int:
     return _FAKE_MAX_NUM_SEQS if given is None else given
 
 
-def chosen(job: Job, model: Model) -> dict[str, Any]:
+def reads_weights(job: Job) -> bool:
+    """Whether the engine will read the weights that lie beside the model's configuration."""
+    args = job.engine.args
+    return job.engine.backend == "vllm" and args.get("load_format") in (None, "auto") and not args.get("download_dir")
+
+
+def lora(job: Job, adapter: Adapter) -> dict[str, Any]:
+    """Arguments that let the engine take the adapter. Raises ConfigError where it cannot."""
+    if job.engine.args.get("enable_lora") is False:
+        raise ConfigError(
+            "engine.args.enable_lora is false, and engine.adapter names an adapter: leave one of them out"
+        )
+    ranks = vllm_names.lora_ranks()
+    given = whole_number(job, "max_lora_rank")
+    if given is not None and given < adapter.rank:
+        raise ConfigError(
+            f"engine.args.max_lora_rank is {given}, and the rank of {adapter.name} is {adapter.rank}: leave it out, "
+            "batchgen sets it"
+        )
+    fitting = [rank for rank in ranks if rank >= adapter.rank]
+    if not fitting:
+        raise ConfigError(
+            f"engine.adapter: {adapter.name}: its rank is {adapter.rank}, vLLM takes adapters of up to {max(ranks)}"
+        )
+    return {"enable_lora": True, "max_lora_rank": min(fitting)}
+
+
+def chosen(job: Job, model: Model, adapter: Adapter | None = None) -> dict[str, Any]:
     """What batchgen adds to the job's `engine.args`; none of it changes the text of a summary."""
     added: dict[str, Any] = {"max_model_len": max_model_len(job, model)}
     if model.revision:
@@ -51,4 +79,6 @@ def chosen(job: Job, model: Model) -> dict[str, Any]:
             # vLLM takes most of the machine by default; 4 GiB are enough for small models and fit one NUMA node.
             quarter = psutil.virtual_memory().available // 4
             added["kv_cache_memory_bytes"] = max(_GIB // 2, min(quarter, 4 * _GIB))
+    if adapter is not None:
+        added |= lora(job, adapter)
     return {name: value for name, value in added.items() if name not in job.engine.args}

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from batchgen.adapter import Adapter
 from batchgen.config import Sampling
 from batchgen.data import Completion, Request
 from batchgen.engines import vllm_plugin
@@ -30,12 +31,13 @@ class VllmEngine:
     """The rolling feed: `add_request` puts one in, `step` takes finished ones out, as `LLM.generate` itself does.
 
     Requests carry our own ids through `llm_engine.add_request`: outputs and aborts use them, a reused id would be
-    accepted silently. `log` gets what vLLM and its processes print. `llm` is vLLM's own object, for benchmarks.
+    accepted silently. `log` gets what vLLM and its processes print. `llm` is vLLM's own object, for benchmarks. Every
+    request uses the `adapter`, where one is given.
     """
 
     fill_first = False
 
-    def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path) -> None:
+    def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path, adapter: Adapter | None = None) -> None:
         others = _children()
         try:
             self.llm = _start(args, sampling, log)
@@ -56,7 +58,12 @@ class VllmEngine:
         max_num_seqs = config.scheduler_config.max_num_seqs
         # Twice the running set: the waiting queue is never empty, and never long.
         self.limits = Limits(2 * max_num_seqs, config.model_config.max_model_len, fill_first=self.fill_first)
-        self.info = _info(config, args)
+        self.info = _info(config, args, adapter)
+        try:
+            self._lora = None if adapter is None else self._load(adapter)
+        except BaseException:
+            self.close()
+            raise
 
     def _feel_pulse(self) -> None:
         """Each return of `step`, also inside of LLM.generate, is a sign of work."""
@@ -100,6 +107,21 @@ class VllmEngine:
     def _core(self) -> Any:
         return self.llm.llm_engine
 
+    def _load(self, adapter: Adapter) -> Any:
+        """Have the engine read it now: the first request with an adapter that vLLM does not take kills it."""
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(adapter.name, 1, str(adapter.folder.absolute()))
+        begin = self._log.stat().st_size
+        try:
+            self._core.add_lora(request)
+        except Exception as e:  # vLLM raises what its children raise
+            raise EngineError(
+                f"vLLM does not take the adapter {adapter.name}: {_cause(self._log, begin) or _reason(e)} "
+                f"(full log: {self._log})"
+            ) from e
+        return request
+
     def _params_of(self, request: Request) -> Any:
         params = self._params.get(request.max_tokens)
         if params is None:
@@ -109,7 +131,10 @@ class VllmEngine:
     def submit(self, request: Request) -> None:
         try:
             self._core.add_request(
-                request.custom_id, {"prompt_token_ids": list(request.prompt_ids)}, self._params_of(request)
+                request.custom_id,
+                {"prompt_token_ids": list(request.prompt_ids)},
+                self._params_of(request),
+                lora_request=self._lora,
             )
         except Exception as e:  # noqa: BLE001  vLLM checks one prompt alone here, with errors of its own
             self._refused.append(self._refusal(request, e))
@@ -177,8 +202,8 @@ class GenerateEngine(VllmEngine):
 
     fill_first = True
 
-    def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path) -> None:
-        super().__init__(args, sampling, log=log)
+    def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path, adapter: Adapter | None = None) -> None:
+        super().__init__(args, sampling, log=log, adapter=adapter)
         self._window: list[Request] = []
 
     def submit(self, request: Request) -> None:
@@ -197,7 +222,7 @@ class GenerateEngine(VllmEngine):
         params = [self._params_of(request) for request in window]
         try:
             with self._waiting():
-                outputs = self.llm.generate(prompts, params, use_tqdm=False)
+                outputs = self.llm.generate(prompts, params, use_tqdm=False, lora_request=self._lora)
         except Exception as e:  # noqa: BLE001  one refused prompt drops all: halve until it stands alone
             if len(window) == 1 or self._core.engine_core.resources.engine_dead:
                 return [self._refusal(window[0], e)]
@@ -333,7 +358,7 @@ def _completion(output: Any, custom_id: str | None = None) -> Completion:
     )
 
 
-def _info(config: Any, args: dict[str, Any]) -> EngineInfo:
+def _info(config: Any, args: dict[str, Any], adapter: Adapter | None) -> EngineInfo:
     from vllm.platforms import current_platform
 
     versions = {}
@@ -344,6 +369,7 @@ def _info(config: Any, args: dict[str, Any]) -> EngineInfo:
     return EngineInfo(
         backend="vllm",
         args=args,
+        adapter=None if adapter is None else adapter.label,
         versions=versions,
         device=_cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name()),
         kv_cache_tokens=getattr(cache, "kv_cache_size_tokens", None),

@@ -44,19 +44,26 @@ def package() -> tuple[str, str] | None:
     return None
 
 
-@cache
-def _fields(file: str, class_name: str) -> Mapping[str, frozenset[type] | None]:
-    """Names of a class of vLLM, each with the types its annotation is made of, None where it names others too."""
+def _statement(file: str, name: str) -> ast.stmt:
+    """The class or the assignment with this name, at the top of a file of vLLM."""
     spec = util.find_spec("vllm")
     if spec is None or spec.origin is None:
         raise ConfigError(INSTALL)
     try:
         tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
-        body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == class_name)
+        return next(n for n in tree.body if name in (getattr(n, "name", None), *_targets(n)))
     except (OSError, SyntaxError, StopIteration) as e:
-        raise ConfigError(
-            f"vLLM has no {class_name} in {file}: batchgen knows 0.26 to 0.33; install one of them"
-        ) from e
+        raise ConfigError(f"vLLM has no {name} in {file}: batchgen knows 0.26 to 0.33; install one of them") from e
+
+
+def _targets(node: ast.stmt) -> list[str]:
+    return [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+
+
+@cache
+def _fields(file: str, class_name: str) -> Mapping[str, frozenset[type] | None]:
+    """Names of a class of vLLM, each with the types its annotation is made of, None where it names others too."""
+    body = getattr(_statement(file, class_name), "body", ())
     found = [
         (n.target.id, n.annotation) for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
@@ -80,6 +87,12 @@ def _types(annotation: ast.expr) -> frozenset[type] | None:
             return None
     known = [types for types in map(_types, parts) if types is not None]
     return frozenset().union(*known) if len(known) == len(parts) else None
+
+
+def lora_ranks() -> tuple[int, ...]:
+    """The values vLLM takes for `max_lora_rank`."""
+    found = ast.walk(_statement("config/lora.py", "MaxLoRARanks"))
+    return tuple(one.value for one in found if isinstance(one, ast.Constant) and isinstance(one.value, int))
 
 
 def check(file: JobFile) -> None:

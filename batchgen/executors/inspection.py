@@ -25,7 +25,7 @@ def validate(file: JobFile) -> dict[str, Any]:
     old = run.read_run()
     args: dict[str, Any] = dict(job.engine.args)
     if job.engine.backend == "vllm" and checked.model is not None:
-        args |= settings.chosen(job, checked.model)
+        args |= settings.chosen(job, checked.model, checked.adapter)
     return {
         "job": str(file.origin.file),
         "backend": job.engine.backend,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchgen import __version__, checkpoint, plan, report
+from batchgen.adapter import Adapter
+from batchgen.adapter import resolve as resolve_adapter
 from batchgen.config import Job, JobFile, at_once
 from batchgen.engines import settings, vllm_names
 from batchgen.engines.base import Engine, EngineInfo
@@ -52,10 +54,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A job whose model, templates and lengths were looked at; nothing is read or written yet."""
+    """A job whose model, adapter, templates and lengths were looked at; nothing is read or written yet."""
 
     job: Job
     model: Model | None
+    adapter: Adapter | None
     max_prompt_tokens: int
     fingerprint: Mapping[str, Any]
 
@@ -66,6 +69,9 @@ def check(file: JobFile) -> Checked:
     at_once(lambda: check_templates(job, file.origin), lambda: vllm_names.check(file))
     name = job.engine.args.get("model")
     model = resolve(str(name), job.engine.args.get("revision")) if name else None
+    if model is not None and settings.reads_weights(job):
+        model.check_weights()
+    adapter = _adapter(job, model)
     context = settings.max_model_len(job, model)
     room = context - job.sampling.max_tokens
     if room < 1:
@@ -74,7 +80,21 @@ def check(file: JobFile) -> Checked:
             f"{file.origin.place(at)}: sampling.max_tokens ({job.sampling.max_tokens}) leaves no room for a document "
             f"in max_model_len ({context}): lower it, or raise engine.args.max_model_len"
         )
-    return Checked(job, model, room, fingerprint(job, model, max_prompt_tokens=room))
+    return Checked(job, model, adapter, room, fingerprint(job, model, max_prompt_tokens=room, adapter=adapter))
+
+
+def _adapter(job: Job, model: Model | None) -> Adapter | None:
+    if job.engine.adapter is None:
+        return None
+    adapter = resolve_adapter(job.engine.adapter)
+    if model is not None:
+        name = job.engine.args["model"]
+        if not adapter.fits(str(name)):
+            log.warning("engine.adapter: %s was made for %s, engine.args.model is %s", adapter.name, adapter.base, name)
+        if job.engine.backend == "vllm":
+            settings.lora(job, adapter)
+            adapter.check_size(model.hidden_size)
+    return adapter
 
 
 def tokenizer_of(checked: Checked) -> Tokenizer:
@@ -234,10 +254,10 @@ class _Attempt:
 
         assert model is not None
         path = self.directory.logs / f"engine-{attempt:05d}.log"
-        args = job.engine.args | settings.chosen(job, model) | {"model": model.name}
+        args = job.engine.args | settings.chosen(job, model, self.checked.adapter) | {"model": model.name}
         log.info("starting the engine with %s (log: %s)", model.name, path)
         engines: dict[str, Callable[..., Engine]] = {"rolling": VllmEngine, "generate": GenerateEngine}
-        return engines[job.engine.feed](args, job.sampling, log=path)
+        return engines[job.engine.feed](args, job.sampling, log=path, adapter=self.checked.adapter)
 
     def _note_engine(self, info: EngineInfo) -> None:
         """run.json tells the engine of the latest attempt that had one."""

@@ -7,6 +7,7 @@ import psutil
 import pytest
 from helpers_config import job
 
+from batchgen.adapter import Adapter
 from batchgen.engines import settings, vllm_names
 from batchgen.errors import ConfigError
 from batchgen.model import Model
@@ -99,6 +100,56 @@ def test_the_context_is_that_of_the_job_of_the_model_or_of_the_fake_engine(model
 def test_the_fake_engine_has_as_many_places_as_the_job_says():
     assert settings.max_num_seqs(job()) == 256
     assert settings.max_num_seqs(with_args(max_num_seqs=3)) == 3
+
+
+@pytest.fixture
+def adapter(monkeypatch, tmp_path):
+    """Makes an adapter of some rank, with a vLLM that takes four."""
+    monkeypatch.setattr(vllm_names, "lora_ranks", lambda: (1, 8, 16, 64))
+    return lambda rank: Adapter("letters", tmp_path, None, rank, None)
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (8, 8), (9, 16), (17, 64), (64, 64)])
+def test_an_adapter_is_given_the_least_rank_that_vllm_has_for_it(monkeypatch, model, adapter, rank, room):
+    on(monkeypatch, CUDA)
+    assert settings.chosen(with_args(), model, adapter(rank)) == {
+        "max_model_len": 8192, "enable_lora": True, "max_lora_rank": room,
+    }  # fmt: skip
+
+
+def test_a_job_may_give_an_adapter_more_room(monkeypatch, model, adapter):
+    on(monkeypatch, CUDA)
+    own = {"enable_lora": True, "max_lora_rank": 16}
+    assert settings.chosen(with_args(**own), model, adapter(8)) == {"max_model_len": 8192}
+
+
+@pytest.mark.parametrize(
+    ("rank", "args", "told"),
+    [
+        (65, {}, "engine.adapter: letters: its rank is 65, vLLM takes adapters of up to 64"),
+        (16, {"max_lora_rank": 8}, "engine.args.max_lora_rank is 8, and the rank of letters is 16: leave it out"),
+        (8, {"max_lora_rank": "8"}, "engine.args.max_lora_rank: a whole number is wanted"),
+        (8, {"enable_lora": False}, "engine.args.enable_lora is false, and engine.adapter names an adapter"),
+    ],
+)
+def test_an_adapter_that_the_engine_could_not_take_is_told(adapter, rank, args, told):
+    with pytest.raises(ConfigError) as caught:
+        settings.lora(with_args(**args), adapter(rank))
+    assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("args", "backend", "reads"),
+    [
+        ({}, "vllm", True),
+        ({"load_format": "auto"}, "vllm", True),
+        ({"load_format": "dummy"}, "vllm", False),
+        ({"download_dir": "/elsewhere"}, "vllm", False),
+        ({}, "fake", False),
+    ],
+)
+def test_weights_beside_the_configuration_are_wanted_where_the_engine_reads_them(args, backend, reads):
+    assert settings.reads_weights(job(engine={"backend": backend, "args": {"model": "m"} | args})) is reads
 
 
 @pytest.mark.parametrize("value", ["4k", "4096", 4096.5, True, [4096]])

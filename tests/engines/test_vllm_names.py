@@ -183,6 +183,21 @@ def test_all_faults_are_told_at_once_in_the_order_of_the_file(small_vllm, tmp_pa
     ]  # fmt: skip
 
 
+def test_the_ranks_of_adapters_are_read_too(small_vllm):
+    with pytest.raises(ConfigError, match=r"vLLM has no MaxLoRARanks in config/lora\.py: batchgen knows"):
+        vllm_names.lora_ranks()
+    (small_vllm / "config").mkdir()
+    (small_vllm / "config" / "lora.py").write_text(
+        "from x import y\nMaxLoRARanks = Literal[1, 8, 16]\nclass C: r = 4\n"
+    )
+    assert vllm_names.lora_ranks() == (1, 8, 16)
+
+
+def test_the_ranks_of_the_installed_vllm_are_whole_numbers():
+    need_vllm()
+    assert {8, 16, 64} <= set(vllm_names.lora_ranks())
+
+
 def test_a_right_job_is_let_through(small_vllm, tmp_path):
     _, file = job_file(tmp_path, "model: m\nmax_model_len: 512\ndata_parallel_size: 1", "top_p: 0.9\nstop: ['#']")
     vllm_names.check(file)

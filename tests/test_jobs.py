@@ -1,0 +1,119 @@
+"""Every job under jobs/ is one that a user can copy: it loads, vLLM knows its arguments, and it runs to its end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers_lora import write_adapter
+from helpers_run import SENTENCE, command, rows, start, write_jsonl
+
+from batchgen import config
+from batchgen.engines import vllm_names
+from batchgen.errors import ConfigError
+from batchgen.executors.local import check
+from batchgen.prompts import check_templates
+
+TOP = Path(__file__).parent.parent
+JOBS = sorted((TOP / "jobs").glob("*.yaml"))
+ON_THE_HUB = [path for path in JOBS if path.name != "summarize.yaml"]
+names = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+
+
+def nested(field: str, value) -> dict:
+    """`a.b` as a record has it."""
+    first, _, rest = field.partition(".")
+    return {first: nested(rest, value) if rest else value}
+
+
+def documents(folder: Path, job: config.Job, count: int) -> list[str]:
+    """Files that each input of the job can read, with `count` documents each; the sets that name them."""
+    sets = []
+    for n, item in enumerate(job.input):
+        records = []
+        for i in range(count):
+            record = {field: f"{field} {i}" for field in item.keep}
+            record |= nested(item.id_field, f"{n}-{i}") | nested(item.text_field, SENTENCE.format(n=i))
+            records.append(record)
+        sets.append(f"input.{n}.path={write_jsonl(folder / f'{n}.jsonl', records)}")
+    return sets
+
+
+def test_the_examples_are_there_and_the_readme_names_them():
+    assert {path.stem for path in JOBS} >= {
+        "summarize", "llama-3.1-8b-fp8-h200", "throughput-7b", "lora", "awq", "gated-offline",
+    }  # fmt: skip
+    readme = (TOP / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in JOBS if f"jobs/{path.name}" not in readme] == []
+
+
+@names
+def test_a_job_loads_and_its_names_are_known(path):
+    file = config.load(path)
+    check_templates(file.job, file.origin)
+    vllm_names.check(file)
+    assert file.job.name == path.stem
+    assert file.job.output.dir == f"outputs/{path.stem}"
+    assert all(not item.path.startswith(("/", "~", "..")) for item in file.job.input)
+
+
+@names
+def test_a_job_runs_to_its_end_on_the_fake_engine(path, tmp_path):
+    job = config.load(path).job
+    sets = [*documents(tmp_path, job, 5), "engine.backend=fake", "engine.args.model=null"]
+    if job.engine.adapter is not None:
+        sets.append(f"engine.adapter={write_adapter(tmp_path / 'adapter')}")
+    outcome = start(path, *sets, f"output.dir={tmp_path / 'out'}")
+    assert outcome.exit_status == 0
+    assert [row["status"] for row in rows(tmp_path / "out")] == ["ok"] * 5 * len(job.input)
+
+
+@pytest.mark.parametrize("path", ON_THE_HUB, ids=lambda path: path.stem)
+def test_a_job_whose_model_is_not_there_says_so_and_no_more(path, tmp_path):
+    env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    env = {name: value for name, value in env.items() if name != "HF_HUB_CACHE"}
+    done = command("validate", path, env=env)
+    model = config.load(path).job.engine.args["model"]
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 78
+    assert f"engine.args.model: {model}: no such folder (working directory {Path.cwd()}), nothing in the local" in line
+    assert line.endswith(f"run: hf download {model}")
+
+
+def test_the_adapter_of_the_example_is_told_when_it_is_not_there(tmp_path):
+    file = config.load(TOP / "jobs" / "lora.yaml", ["engine.backend=fake", "engine.args.model=null"])
+    with pytest.raises(ConfigError, match=r"^engine\.adapter: adapters/\S+: no such folder"):
+        check(file)
+
+
+VALUES = """
+import json, sys
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+for name, args, sampling in json.load(sys.stdin):
+    words = [word for key, value in args.items() for word in ["--" + key, *([] if value is True else [str(value)])]]
+    try:
+        assert parser.parse_args(words).quantization in (None, *QUANTIZATION_METHODS)
+        SamplingParams(**sampling)
+    except (Exception, SystemExit):
+        print(name)
+"""
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_vllm_takes_the_values():
+    """By vLLM's own reading of a command line, which knows types and choices; no engine starts."""
+    jobs = [config.load(path).job for path in JOBS]
+    given = [(job.name, job.engine.args, job.sampling.model_dump()) for job in jobs]
+    given += [("1", {"max_num_seqs": "many"}, {}), ("2", {"quantization": "fp9"}, {}), ("3", {}, {"top_p": 7})]
+    done = subprocess.run(
+        [sys.executable, "-c", VALUES], input=json.dumps(given), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-3:] == ["1", "2", "3"]  # before them come lines of vLLM's own
+    assert not {job.name for job in jobs} & set(done.stdout.splitlines())
