@@ -31,12 +31,9 @@ def plain_backend(backend: Any) -> Any:
     if not _reaches(state["model"], names):
         names = {}
     plain = _without_added(backend, state, names)
-    if all(is_control(token) for token in added.values()):
-        return plain
-    _add(plain, added, names)
-    if all(is_control(token) or plain.token_to_id(token.content) == i for i, token in added.items()):
-        return plain
-    return _without_added(backend, state, names)  # ids with holes between them cannot be added again
+    if not all(is_control(token) for token in added.values()):
+        _add(plain, added, names)
+    return plain
 
 
 def _without_added(backend: Any, state: Mapping[str, Any], names: Mapping[str, str]) -> Any:
@@ -99,7 +96,7 @@ def _prepends(part: Any) -> bool:
 
 
 def _add(plain: Any, added: Mapping[int, Any], names: Mapping[str, str]) -> None:
-    """Add all tokens in the order of their ids, so that each has its own; control tokens are not found in a text."""
+    """Add all tokens in the order of their ids, so that each gets its own; control tokens are not found in a text."""
     from tokenizers import AddedToken
 
     for control, tokens in itertools.groupby(added.values(), is_control):

@@ -1,5 +1,6 @@
 """Small tokenizers of the families that chat models use, made here and saved like a model's."""
 
+import dataclasses
 import functools
 import json
 from dataclasses import dataclass, field
@@ -8,9 +9,13 @@ from pathlib import Path
 WORDS = (
     "The harbour board met on Tuesday. It agreed to replace 4400 metres of quay wall, to be paid for over three "
     "years. You write summaries. Summarize this text in one sentence: who, what, where? user system assistant model "
-    "Z\u00fcrich \u4e16\u754c\u3002 \u041f\u0440\u0438\u0432\u0435\u0442 \u20ac 12 [INST] [/INST] <<SYS>> Human: Assistant:\n\n"
+    "Z\u00fcrich \u4e16\u754c\u3002 \u041f\u0440\u0438\u0432\u0435\u0442 \u20ac 12 [INST] [/INST] <<SYS>> "
+    "Human: Assistant: The board met.\n\n"
 )
-ROLES = "{% for m in messages %}BEGIN{{ m.role }}MIDDLE{{ m.content }}END{% endfor %}{% if add_generation_prompt %}LAST{% endif %}"
+ROLES = (
+    "{% for m in messages %}BEGIN{{ m.role }}MIDDLE{{ m.content }}END{% endfor %}"
+    "{% if add_generation_prompt %}LAST{% endif %}"
+)
 
 
 def turns(begin: str, middle: str, end: str, last: str, *, bos: bool = False) -> str:
@@ -72,8 +77,8 @@ FAMILIES = {
     ),
     "command-r": Family(
         "bytes",
-        turns("<|START_OF_TURN_TOKEN|><|", "|>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", bos=True)
-        .replace("{{ m.role }}", "{{ m.role | upper }}_TOKEN"),
+        turns("<|START|><|", "|>", "<|END_OF_TURN_TOKEN|>", "<|START|><|CHATBOT_TOKEN|>", bos=True)
+        .replace("{{ m.role }}", "{{ m.role | upper }}_TOKEN").replace("<|START|>", "<|START_OF_TURN_TOKEN|>"),
         ("<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
         ("<|USER_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|CHATBOT_TOKEN|>"), bos="<BOS_TOKEN>", adds_bos=True,
     ),
@@ -103,19 +108,21 @@ FAMILIES = {
         "wordpiece", turns("[CLS] ", " : ", " [SEP] ", "[CLS]"), ("[UNK]", "[CLS]", "[SEP]"), bos="[CLS]"
     ),
 }  # fmt: skip
-CHAT_FAMILIES = [name for name in FAMILIES if name not in ("unigram", "wordpiece")]
+# These keep every character; the others have no token for some.
+LOSSLESS = [name for name in FAMILIES if name not in ("unigram", "wordpiece")]
 BYTES = [f"<0x{n:02X}>" for n in range(256)]
-_DIGITS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# As in cl100k: digits by threes, line ends with the signs before them.
+_DIGITS = r"""(?x)  (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N}{1,3}
+    | [ ]?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S) | \s+"""
 
 
 def save(name: str, folder: Path, **over) -> Path:
     """The family's tokenizer in `folder`, as a model has it; `over` replaces what the family says."""
-    from tokenizers import AddedToken, processors
+    from tokenizers import AddedToken, Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    family = FAMILIES[name]
-    family = Family(**{**vars(family), **over})
-    backend = _trained(name)
+    family = dataclasses.replace(FAMILIES[name], **over)
+    backend = Tokenizer.from_str(_json(name))
     rstrip = bool(family.options.get("rstrip"))
     backend.add_special_tokens([AddedToken(one, rstrip=rstrip, normalized=False) for one in family.special])
     backend.add_tokens([AddedToken(one, normalized=False) for one in family.added])
@@ -138,80 +145,106 @@ def _trained(name: str):
 
 @functools.cache
 def _json(name: str) -> str:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
+    """The tokenizer without added tokens, trained on WORDS."""
     family = FAMILIES[name]
-    corpus = [WORDS] * 20
-    quiet = {"show_progress": False}
-    space = normalizers.Replace(" ", "\u2581")
-    if family.kind == "bytes":
-        backend = Tokenizer(models.BPE())
-        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not family.options.get("digits"))
-        split = pre_tokenizers.Split(_regex(), "isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split, level]) if family.options.get("digits") else level
-        backend.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        backend.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, **quiet))
-        state = json.loads(backend.to_str())
-        if family.options.get("whole_words"):
-            state["model"]["ignore_merges"] = True
-            state["model"]["vocab"] |= {"<|eot_id|>": len(state["model"]["vocab"])}  # a piece, too
-    elif family.kind in ("prefix", "metaspace", "no prefix"):
-        backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-        backend.train_from_iterator(
-            corpus, trainers.BpeTrainer(vocab_size=800, special_tokens=[*family.special, *BYTES], **quiet)
-        )
-        backend.decoder = decoders.Sequence(
-            [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-            + ([] if family.kind == "no prefix" else [decoders.Strip(" ", 1, 0)])
-        )
-        backend.pre_tokenizer = None
-        if family.kind == "prefix":
-            backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), space])
-        elif family.kind == "metaspace":
-            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        else:
-            backend.normalizer = space
-            backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-        state = json.loads(backend.to_str())
-        _let_merges_make(state["model"], "</s>")
-    elif family.kind == "unigram":
-        backend = Tokenizer(models.Unigram())
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-        backend.decoder = decoders.Metaspace(prepend_scheme="always")
-        backend.train_from_iterator(
-            corpus,
-            trainers.UnigramTrainer(
-                vocab_size=300, special_tokens=[*family.special, "<sep>"], unk_token="<unk>", **quiet
-            ),
-        )
-        state = json.loads(backend.to_str())
-    else:
-        backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        backend.decoder = decoders.WordPiece()
-        backend.train_from_iterator(
-            corpus, trainers.WordPieceTrainer(vocab_size=400, special_tokens=list(family.special), **quiet)
-        )
-        state = json.loads(backend.to_str())
+    makers = {"bytes": _bytes, "unigram": _unigram, "wordpiece": _wordpiece}
+    state = makers.get(family.kind, _sentencepiece)(family)
     state["added_tokens"] = []
     return json.dumps(state)
 
 
-def _regex():
-    from tokenizers import Regex
+def _train(model, trainer, pre_tokenizer, **options):
+    from tokenizers import Tokenizer
 
-    return Regex(_DIGITS)
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizer
+    backend.train_from_iterator([WORDS] * 20, trainer(show_progress=False, **options))
+    return backend
+
+
+def _bytes(family: Family) -> dict:
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not family.options.get("digits"))
+    cut = level
+    if family.options.get("digits"):
+        cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_DIGITS), "isolated"), level])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend = _train(models.BPE(), trainers.BpeTrainer, cut, vocab_size=600, initial_alphabet=alphabet)
+    backend.decoder = decoders.ByteLevel()
+    state = json.loads(backend.to_str())
+    if family.options.get("whole_words"):
+        state["model"]["ignore_merges"] = True
+        state["model"]["vocab"] |= {"<|eot_id|>": len(state["model"]["vocab"])}  # a piece, too
+    return state
+
+
+def _sentencepiece(family: Family) -> dict:
+    """BPE as converted from SentencePiece: with or without a space before the first word."""
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+    backend = _train(
+        models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True),
+        trainers.BpeTrainer,
+        pre_tokenizers.Metaspace(prepend_scheme="never"),
+        vocab_size=800,
+        special_tokens=[*family.special, *BYTES],
+    )
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    space = normalizers.Replace(" ", "\u2581")
+    backend.pre_tokenizer = None
+    if family.kind == "prefix":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), space])
+    elif family.kind == "metaspace":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        backend.normalizer = space
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence(steps if family.kind == "no prefix" else [*steps, decoders.Strip(" ", 1, 0)])
+    state = json.loads(backend.to_str())
+    _let_merges_make(state["model"], family.special[2])
+    return state
+
+
+def _unigram(family: Family) -> dict:
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = _train(
+        models.Unigram(),
+        trainers.UnigramTrainer,
+        pre_tokenizers.Metaspace(prepend_scheme="always"),
+        vocab_size=300,
+        special_tokens=[*family.special, *family.added],
+        unk_token="<unk>",
+    )
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    return json.loads(backend.to_str())
+
+
+def _wordpiece(family: Family) -> dict:
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = _train(
+        models.WordPiece(unk_token="[UNK]"),
+        trainers.WordPieceTrainer,
+        pre_tokenizers.WhitespaceSplit(),
+        vocab_size=400,
+        special_tokens=list(family.special),
+    )
+    backend.decoder = decoders.WordPiece()
+    return json.loads(backend.to_str())
 
 
 def _let_merges_make(model: dict, token: str) -> None:
-    """Add merges that build `token` of its characters: converted SentencePiece models have such."""
-    if token not in model["vocab"]:
-        return
+    """Add merges that build `token` of its characters: models converted from SentencePiece can have such."""
     for end in range(1, len(token) + 1):
-        model["vocab"].setdefault(token[:end], len(model["vocab"]))
-        model["vocab"].setdefault(token[end - 1], len(model["vocab"]))
-    model["merges"] = [[token[:end], token[end]] for end in range(1, len(token))] + [
-        pair for pair in model["merges"] if len("".join(pair)) > 1
-    ]
+        for piece in (token[:end], token[end - 1]):
+            model["vocab"].setdefault(piece, len(model["vocab"]))
+    model["merges"][:0] = [[token[:end], token[end]] for end in range(1, len(token))]
+
+
+def model(name: str, folder: Path, *, max_position_embeddings: int = 2048, **over) -> Path:
+    """The folder of a model: the family's tokenizer, and the configuration that batchgen reads."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": max_position_embeddings}))
+    return save(name, folder, **over)

@@ -27,7 +27,8 @@ SEAMS = {
     "workflows": {"data", "errors"},
     "engines": {"config", "data", "errors", "model", "tokenizer"},
     "prompts": {"config", "data", "errors", "tokenizer"},
-    "tokenizer": {"errors"},
+    "tokenizer": {"errors", "plain_text"},
+    "plain_text": set(),
     "model": {"errors"},
     "config": {"errors", "yaml_lines"},
 }
