@@ -95,7 +95,7 @@ class HuggingFaceTokenizer:
 
     def _plain_backend(self) -> Any:
         """The tokenizer for text; None where the model's is none of the `tokenizers` library."""
-        backend = getattr(self._tokenizer, "_tokenizer", None)
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
             return plain_text.plain_backend(backend)
         added: dict[int, Any] = self._tokenizer.added_tokens_decoder
