@@ -29,22 +29,24 @@ class ChatTemplate:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
+def check(job: Job, origin: Origin) -> None:
+    """Raise ConfigError where the file that the job names is missing or broken, or is not to be used at all."""
+    if (given := job.prompt.chat_template) is None:
+        return
+    where = origin.where(("prompt", "chat_template"))
+    if job.prompt.mode == "completion":
+        raise ConfigError(f"{where}: prompt.mode: completion uses no chat template; leave one of them out")
+    _read(given, where)
+
+
 def find(job: Job, origin: Origin, model: Model | None) -> ChatTemplate | None:
     """The template of the job or of the model; None in completion mode and where only the tokenizer can tell.
 
-    Raises ConfigError where the file is missing or broken, or where the model has no template.
+    The job was checked. Raises ConfigError where the model has no template.
     """
-    at = ("prompt", "chat_template")
-    given = job.prompt.chat_template
-    if job.prompt.mode == "completion":
-        if given is not None:
-            raise ConfigError(
-                f"{origin.where(at)}: prompt.mode: completion uses no chat template; leave one of them out"
-            )
-        return None
-    if given is not None:
-        return ChatTemplate(_read(given, origin.where(at)), given=True)
-    if model is None:
+    if (given := job.prompt.chat_template) is not None:
+        return ChatTemplate(_read(given, origin.where(("prompt", "chat_template"))), given=True)
+    if model is None or job.prompt.mode == "completion":
         return None
     if model.chat_template is not None:
         return ChatTemplate(model.chat_template, given=False)

@@ -7,7 +7,7 @@ import pytest
 from helpers_config import line_of, load_text
 from helpers_tokenizers import CHATML, save
 
-from batchgen.chat_template import find
+from batchgen.chat_template import check, find
 from batchgen.errors import ConfigError
 from batchgen.model import resolve
 
@@ -33,6 +33,7 @@ def here(tmp_path, monkeypatch):
 def found(folder, text, *sets):
     file = load_text(folder, text.replace("MODEL", str(folder / "model")), *sets)
     (folder / "model").mkdir(exist_ok=True)
+    check(file.job, file.origin)
     return find(file.job, file.origin, resolve(str(folder / "model"), None))
 
 

@@ -67,7 +67,11 @@ class Checked:
 def check(file: JobFile) -> Checked:
     """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second."""
     job = file.job
-    at_once(lambda: check_templates(job, file.origin), lambda: vllm_names.check(file))
+    at_once(
+        lambda: check_templates(job, file.origin),
+        lambda: chat_template.check(job, file.origin),
+        lambda: vllm_names.check(file),
+    )
     name = job.engine.args.get("model")
     model = resolve(str(name), job.engine.args.get("revision")) if name else None
     template = chat_template.find(job, file.origin, model)
