@@ -102,6 +102,12 @@ class Input(Section):
 class Prompt(Section):
     """Jinja2 templates. `{{ text }}` is the document; names under `keep` are usable too."""
 
+    mode: Literal["chat", "completion"] = Field(
+        "chat", description="`chat` lays the chat template around both; `completion` is for models that have none."
+    )
+    chat_template: str | None = Field(
+        None, description="A file with the chat template to use (Jinja) instead of the model's own."
+    )
     system: str | None = Field(None, description="The shared instruction. It comes first: the prefix cache keeps it.")
     user: str = Field(description="The user turn. It holds `{{ text }}` exactly once, without filters.")
 
@@ -160,6 +166,12 @@ class Sampling(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
+class LongDocuments(Section):
+    policy: Literal["truncate", "fail", "skip"] = Field(
+        "truncate", description="What becomes of a document that does not fit: cut at its end, failed or skipped."
+    )
+
+
 class Checkpoint(Section):
     interval_s: Float = Field(30.0, gt=0, description="Finished work is on disk after at most so many seconds.")
     rows: Int = Field(2000, ge=1, description="A part is written as soon as so many rows have gathered.")
@@ -192,6 +204,7 @@ class Job(Section):
     prompt: Prompt = Field(description="What the model is told.")
     engine: Engine = Field(Engine(), description="What runs the model, and how.")
     sampling: Sampling = Field(Sampling(), description="How the model writes: vLLM's SamplingParams by their names.")
+    long_documents: LongDocuments = Field(LongDocuments(), description="Documents that are longer than the context.")
     checkpoint: Checkpoint = Field(Checkpoint(), description="When finished work is written.")
     failures: Failures = Field(Failures(), description="What failed documents mean for the whole run.")
     lifecycle: Lifecycle = Field(Lifecycle(), description="How a run that is told to stop does so.")
@@ -292,11 +305,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
+# What `prompt.user` is given besides kept fields.
+OWN_NAMES = ("text", "boundary")
+
+
 def _keep_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
     for index, item in enumerate(job.input):
         at = ("input", index, "keep")
         for theirs, ours in item.keep.items():
-            if ours in COLUMNS or ours == "text":
+            if ours in (*COLUMNS, *OWN_NAMES):
                 yield at, f"{ours!r} is a name of batchgen's own; give it another: keep: {{{theirs}: my_{ours}}}"
         if len(set(item.keep.values())) < len(item.keep):
             yield at, "two fields get the same name"

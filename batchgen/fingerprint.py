@@ -25,9 +25,17 @@ _INPUT = "input["  # keys of one input: compared only while both runs have that 
 
 
 def fingerprint(
-    job: Job, model: Model | None, *, max_prompt_tokens: int, adapter: Adapter | None = None
+    job: Job,
+    model: Model | None,
+    *,
+    max_prompt_tokens: int,
+    adapter: Adapter | None = None,
+    chat_template: str | None = None,
 ) -> dict[str, Any]:
-    """Dotted keys to plain values, for comparing and for showing to a person."""
+    """Dotted keys to plain values, for comparing and for showing to a person.
+
+    chat_template: SHA-256 of the file the job names; the model's own is one of the model's files.
+    """
     found: dict[str, Any] = {"engine.backend": job.engine.backend, "max_prompt_tokens": max_prompt_tokens}
     if model is not None:
         found |= {f"model.{name}": value for name, value in model.identity().items()}
@@ -35,6 +43,7 @@ def fingerprint(
         found |= {f"adapter.{name}": value for name, value in adapter.identity().items()}
     found |= {f"engine.args.{k}": v for k, v in job.engine.args.items() if k not in _SPEED_ONLY}
     found |= {f"prompt.{k}": v for k, v in job.prompt.model_dump().items()}
+    found |= {"prompt.chat_template": chat_template, "long_documents.policy": job.long_documents.policy}
     found |= {f"sampling.{k}": v for k, v in job.sampling.model_dump().items()}
     # The columns are no text, but all parts of a run share one schema.
     found["columns"] = sorted({ours for item in job.input for ours in item.keep.values()})

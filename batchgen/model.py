@@ -3,6 +3,7 @@
 Nothing here imports transformers. A folder is taken as it is; a name on the Hub is resolved to one commit.
 """
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -53,6 +54,23 @@ class Model:
         text = self.config.get("text_config") or self.config
         value = text.get(name)
         return value if isinstance(value, int) else None
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The text of the chat template that lies beside the tokenizer; None where there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / "chat_template.jinja").read_text(encoding="utf-8")
+        file = self.folder / "tokenizer_config.json"
+        try:
+            value = json.loads(file.read_text(encoding="utf-8")).get("chat_template")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, AttributeError) as e:
+            raise ConfigError(f"{file}: no tokenizer configuration: {e}") from e
+        if isinstance(value, list):  # several by name
+            named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+            value = named.get("default")
+        return value if isinstance(value, str) else None
 
     def identity(self) -> dict[str, str]:
         """SHA-256 of each small file and the size of each weight file, by name; the revision where there is one."""

@@ -5,27 +5,48 @@ is encoded once, so it is the same to the byte for every document and the prefix
 The length is checked on these final ids: prompt + max_tokens <= max_model_len.
 """
 
+import hashlib
+import itertools
 import logging
+import secrets
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import StrictUndefined
+from jinja2.runtime import StrictUndefined, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-from batchgen.config import Job, Origin, nearest
+from batchgen.config import OWN_NAMES, Job, Origin, nearest
 from batchgen.data import DOCUMENT_TRUNCATED, Document, Prepared
 from batchgen.errors import ConfigError
 from batchgen.tokenizer import Tokenizer
 
 log = logging.getLogger("batchgen")
 _LOADS: tuple[type[nodes.Stmt], ...] = (nodes.Extends, nodes.FromImport, nodes.Import, nodes.Include)
-# Stands for the document while templates are rendered; no template changes it, no document is compared with it.
-_STAND_IN = "batchgen-7f3e1c5a-document"
+# Stand for the document and for the boundary while templates are rendered. Nobody who writes a document knows them.
+_STAND_IN = f"batchgen-{secrets.token_hex(8)}-document"
+_EDGE = f"batchgen-{secrets.token_hex(8)}-boundary"
+_BOUNDARY = "5eb1c7"  # `{{ boundary }}` of all documents that do not hold it
 # Few texts have more: a longer document is encoded from its beginning only, until that fills the prompt.
 _MAX_CHARS_PER_TOKEN = 32
+# Blank letters and signs: fillers, the empty Braille cell, the grapheme joiner.
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+
+
+class _NoTextError(Exception):
+    """A template prints something that is no value."""
+
+
+def _printed(value: Any) -> Any:
+    """What a template prints for a value. What shows its place in memory would be other text in each attempt."""
+    if value is None:
+        return ""
+    if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
+        way = "add | list or | join" if isinstance(value, Iterator) else "call it: ()"
+        raise _NoTextError(f"a {type(value).__name__} is printed, which is no text; {way}")
+    return value
 
 
 def environment() -> SandboxedEnvironment:
@@ -34,7 +55,7 @@ def environment() -> SandboxedEnvironment:
         undefined=StrictUndefined,
         autoescape=False,
         keep_trailing_newline=False,
-        finalize=lambda value: "" if value is None else value,
+        finalize=_printed,
     )
 
 
@@ -46,8 +67,10 @@ def check_templates(job: Job, origin: Origin) -> None:
         raise ConfigError(
             f"{origin.place(at)}: prompt.user must hold {{{{ text }}}} exactly once, without filters or conditions"
         )
+    if names.count("boundary") != _printed_plainly(job.prompt.user, "boundary"):
+        raise ConfigError(f"{origin.place(at)}: prompt.user must print {{{{ boundary }}}} as it is, without filters")
     for index, item in enumerate(job.input):
-        known = ["text", *item.keep.values()]
+        known = [*OWN_NAMES, *item.keep.values()]
         for name in names:
             if name not in known:
                 raise ConfigError(
@@ -56,7 +79,7 @@ def check_templates(job: Job, origin: Origin) -> None:
                 )
     try:
         environment().from_string(job.prompt.user).render(dict.fromkeys(names, ""))
-    except SecurityError as e:
+    except (SecurityError, OverflowError, _NoTextError) as e:  # the sandbox refuses long ranges by an OverflowError
         raise ConfigError(f"{origin.place(at)}: prompt.user: {e}") from e
     except Exception:  # real values may fit where empty ones do not
         log.debug("prompt.user fails with empty values", exc_info=True)
@@ -105,9 +128,15 @@ def _is_plain(template: str) -> bool:
     )
 
 
+def _printed_plainly(template: str, name: str) -> int:
+    """How often `{{ name }}` is printed as it is, blocks included."""
+    outputs = environment().parse(template).find_all(nodes.Output)
+    return sum(isinstance(part, nodes.Name) and part.name == name for output in outputs for part in output.nodes)
+
+
 def visible_chars(text: str) -> int:
-    """Characters a reader sees: white space, control, format and unassigned characters do not count."""
-    return sum(not c.isspace() and unicodedata.category(c)[0] != "C" for c in text)
+    """Characters a reader sees: white space, control, format, unassigned and blank characters do not count."""
+    return sum(not c.isspace() and unicodedata.category(c)[0] != "C" and c not in _BLANK for c in text)
 
 
 class PromptBuilder:
@@ -118,11 +147,15 @@ class PromptBuilder:
 
     def __init__(self, job: Job, tokenizer: Tokenizer, *, max_prompt_tokens: int) -> None:
         self._template = environment().from_string(job.prompt.user)
+        self._bounded = "boundary" in job.prompt.variables
+        self._policy = job.long_documents.policy
         self._min_chars = [item.min_chars for item in job.input]
         self._tokenizer = tokenizer
         self._max = max_prompt_tokens
         system = None if job.prompt.system is None else environment().from_string(job.prompt.system).render()
-        self._before, self._after = tokenizer.frame(system, _STAND_IN)
+        frame = tokenizer.frame(system, _STAND_IN)
+        self._before, self._after = frame.before, frame.after
+        self._lead, self._tail = frame.lead, frame.tail
         if self._room < 1:
             raise ConfigError(
                 f"the prompt without any document takes {self._fixed} of {self._max} tokens: "
@@ -154,7 +187,7 @@ class PromptBuilder:
                     done[n] = Prepared(document, [], error=("template_failed", f"prompt.user: {_reason(e)}"))
                     continue
                 if len(document.text) > self._room * _MAX_CHARS_PER_TOKEN:
-                    done[n] = self._cut(document, *around[n])
+                    done[n] = self._too_long(document, around[n])
                 else:
                     texts[n] = document.text.join(around[n])
         for n, ids in zip(texts, self._tokenizer.encode_batch(list(texts.values())), strict=True):
@@ -162,7 +195,7 @@ class PromptBuilder:
             if len(ids) <= self._room:
                 done[n] = Prepared(document, self._before + ids + self._after)
             else:
-                done[n] = self._cut(document, *around[n])
+                done[n] = self._too_long(document, around[n], tokens=self._fixed + len(ids))
         return [done[n] for n in range(len(documents))]
 
     def _skip(self, document: Document, item: int) -> tuple[str, str] | None:
@@ -178,27 +211,71 @@ class PromptBuilder:
         return None
 
     def _around(self, document: Document) -> tuple[str, str]:
-        """The user turn's text before and after the document."""
+        """The text before and after the document that is encoded together with it."""
         values: dict[str, Any] = {k: "" if v is None else v for k, v in document.fields.items()}
-        before, found, after = self._template.render(values | {"text": _STAND_IN}).partition(_STAND_IN)
+        shown = self._template.render(values | {"text": _STAND_IN, "boundary": _EDGE})
+        before, found, after = shown.partition(_STAND_IN)
         assert found
+        if self._bounded:
+            word = _boundary(document, before, after)
+            before, after = before.replace(_EDGE, word), after.replace(_EDGE, word)
         # A lone surrogate deep in a kept field cannot be encoded.
-        return before.encode(errors="replace").decode(), after.encode(errors="replace").decode()
+        before, after = before.encode(errors="replace").decode(), after.encode(errors="replace").decode()
+        return self._lead + before, after + self._tail
 
-    def _cut(self, document: Document, before: str, after: str) -> Prepared:
-        """The prompt with as much of the document's beginning as fits, at a token boundary."""
-        lead, tail = self._tokenizer.encode_batch([before, after])
-        room = self._room - len(lead) - len(tail)
-        if room < 1:
+    def _too_long(self, document: Document, around: tuple[str, str], *, tokens: int | None = None) -> Prepared:
+        """What the policy makes of a document that seems not to fit; `tokens` of its prompt, where they are known."""
+        lead, tail = self._tokenizer.encode_batch(around)
+        if len(lead) + len(tail) >= self._room:
             sentence = f"the fields around the document take {len(lead) + len(tail)} tokens, {self._room} fit"
             return Prepared(document, [], error=("prompt_too_long", sentence))
-        chars = room * _MAX_CHARS_PER_TOKEN
+        if self._policy == "truncate":
+            return self._cut(document, around[0], tail)
+        # A beginning can have a token or two more than it has in the whole: twice the room is beyond doubt.
+        if tokens is None and self._beginning(document, around[0], more_than=2 * self._room)[1]:
+            ids = self._tokenizer.encode_batch([document.text.join(around)])[0]
+            if len(ids) <= self._room:
+                return Prepared(document, self._before + ids + self._after)
+            tokens = self._fixed + len(ids)
+        known = f"more than {self._max}" if tokens is None else tokens
+        reason = ("document_too_long", f"the prompt has {known} tokens, {self._max} fit beside sampling.max_tokens")
+        if self._policy == "fail":
+            return Prepared(document, [], error=reason)
+        return Prepared(document, [], skip=reason)
+
+    def _cut(self, document: Document, before: str, tail: list[int]) -> Prepared:
+        """The prompt with as much of the document's beginning as fits, at a token boundary."""
+        room = self._room - len(tail)
+        ids, _ = self._beginning(document, before, more_than=room)
+        # Encoded in two pieces a text can come out a token longer than as one: only a real cut is flagged.
+        flags = (DOCUMENT_TRUNCATED,) if len(ids) > room else ()
+        return Prepared(document, [*self._before, *ids[:room], *tail, *self._after], flags=flags)
+
+    def _beginning(self, document: Document, before: str, *, more_than: int) -> tuple[list[int], bool]:
+        """Ids of `before` and as much of the document as gives more ids; whether that is all of it."""
+        chars = more_than * _MAX_CHARS_PER_TOKEN
         while True:
             text = document.text[:chars]
-            ids = self._tokenizer.encode_batch([text])[0]
-            if len(ids) > room or len(text) == len(document.text):
-                break
+            ids = self._tokenizer.encode_batch([before + text])[0]
+            if len(text) == len(document.text):
+                return ids, True
+            if len(ids) > more_than:
+                return ids, False
             chars *= 4
-        # Encoded in three pieces a text can come out a token longer than as one: only a real cut is flagged.
-        flags = (DOCUMENT_TRUNCATED,) if len(ids) > room else ()
-        return Prepared(document, [*self._before, *lead, *ids[:room], *tail, *self._after], flags=flags)
+
+
+def _boundary(document: Document, before: str, after: str) -> str:
+    """The first word that stands nowhere in the prompt, and the same one in each attempt.
+
+    All begin with the same; the next ones follow from the content, so that no document holds all of them.
+    """
+    for n in itertools.count():
+        word = _BOUNDARY
+        if n:
+            word = hashlib.blake2b(document.content + n.to_bytes(8, "big")).hexdigest()[: len(_BOUNDARY) - 1 + n]
+        near = len(word)
+        if not any(
+            word in part for part in (before + document.text[:near], document.text, document.text[-near:] + after)
+        ):
+            return word
+    raise AssertionError("unreachable")

@@ -25,6 +25,8 @@ input:
       heading: title
       region: lang
 prompt:
+  mode: chat
+  chat_template: own.jinja
   system: You write summaries.
   user: "{{ title }} ({{ lang }}): {{ text }}"
 engine:
@@ -44,6 +46,8 @@ engine:
 sampling:
   temperature: 0.5
   max_tokens: 32
+long_documents:
+  policy: skip
 checkpoint:
   interval_s: 2.5
   rows: 50
@@ -106,6 +110,12 @@ def document(text: str, *, n: int = 0, error=None, **fields) -> Document:
 
 def prepared(text: str = "Some text.", *, n: int = 0, **more) -> Prepared:
     return Prepared(document(text, n=n), [65, 66, 67], **more)
+
+
+def frame_of(tokenizer, system="Be short.") -> tuple[list[int], list[int]]:
+    """The ids before and after every user turn."""
+    frame = tokenizer.frame(system, "stand-in")
+    return frame.before, frame.after
 
 
 @functools.cache

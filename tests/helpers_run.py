@@ -9,6 +9,8 @@ import pyarrow.dataset as ds
 import yaml
 
 from batchgen import config
+from batchgen.data import Request
+from batchgen.engines.fake import FakeEngine
 from batchgen.executors.local import Options, Outcome, run
 from batchgen.lifecycle import Stop
 
@@ -46,6 +48,19 @@ def write_job(folder: Path, inputs, **sections) -> Path:
 def start(job: Path, *sets, stop=None, **options) -> Outcome:
     """One start of the job in this process. Raises BatchgenError where it cannot begin."""
     return run(config.load(job, sets), Options(**options), stop or Stop())
+
+
+def watch_requests(monkeypatch) -> list[Request]:
+    """All requests that the fake engine is given from now on."""
+    found: list[Request] = []
+    submit = FakeEngine.submit
+
+    def watched(self, request):
+        found.append(request)
+        submit(self, request)
+
+    monkeypatch.setattr(FakeEngine, "submit", watched)
+    return found
 
 
 def command(*args, env=None) -> subprocess.CompletedProcess:

@@ -61,6 +61,8 @@ MISTAKES = [
     ("backend: fake", "backend: vlm", "engine.backend", "'vllm' or 'fake'"),
     ("feed: rolling", "feed: stream", "engine.feed", "'rolling' or 'generate'"),
     ("feed: rolling", "feed: on", "engine.feed", "write true or false, or quote it"),
+    ("mode: chat", "mode: complete", "prompt.mode", "'chat' or 'completion'"),
+    ("policy: skip", "policy: cut", "long_documents.policy", "'truncate', 'fail' or 'skip'"),
     ("  args:\n    max_model_len: 512", "  args: [max_model_len]", "engine.args", "valid dictionary"),
     ("max_model_len: 512", "512: max_model_len", "engine.args.512", "valid string"),
     ("adapter: adapters/letters", "adapter: [adapters/letters]", "engine.adapter", "valid string"),
@@ -107,13 +109,19 @@ MISTAKES = [
     ("rows: 50", "rows: 0", "checkpoint.rows", "greater than or equal to 1"),
     ("max: 3", "max: -1", "failures.max", "greater than or equal to 0"),
     # Keys that are missing: told where their section begins.
-    ("prompt:\n  system: You write summaries.\n  user:", "▸prompt:\n  system:", "prompt.user", "is required"),
+    (
+        "prompt:\n  mode: chat\n  chat_template: own.jinja\n  system: You write summaries.\n  user:",
+        "▸prompt:\n  system:",
+        "prompt.user",
+        "is required",
+    ),
     ("output:\n  dir: out", "▸output: {}", "output.dir", "is required"),
     ("path: data/a.jsonl\n    id_field: id", "id_field: id", "input.0.path", "is required"),
     # Kept names that would hide a column or the document.
     ("keep: [title, lang]", "keep: [title, summary]", "input.0.keep", "'summary' is a name of batchgen's own"),
     ("keep: [title, lang]", "keep: {author: id}", "input.0.keep", "keep: {author: my_id}"),
     ("keep: [title, lang]", "keep: {body: text}", "input.0.keep", "'text' is a name of batchgen's own"),
+    ("keep: [title, lang]", "keep: [boundary]", "input.0.keep", "'boundary' is a name of batchgen's own"),
     ("keep: [title, lang]", "keep: {a: title, b: title}", "input.0.keep", "two fields get the same name"),
     # Lists and mappings in each other's place.
     ("  - path: data/a.jsonl\n    id_field: id", "  - data/a.jsonl\n  - id_field: id", "input.0", "valid dictionary"),
@@ -190,6 +198,8 @@ FIELDS = {
     "input.on_error": ("skip", "refuse"),
     "input.min_chars": (5, 20),
     "prompt": (None, ...),
+    "prompt.mode": ("chat", "chat"),
+    "prompt.chat_template": ("own.jinja", None),
     "prompt.system": ("You write summaries.", None),
     "prompt.user": ("{{ title }} ({{ lang }}): {{ text }}", ...),
     "engine": (None, config.Engine()),
@@ -211,6 +221,8 @@ FIELDS = {
     "sampling": (None, config.Sampling()),
     "sampling.temperature": (0.5, 0.0),
     "sampling.max_tokens": (32, 256),
+    "long_documents": (None, config.LongDocuments()),
+    "long_documents.policy": ("skip", "truncate"),
     "checkpoint": (None, config.Checkpoint()),
     "checkpoint.interval_s": (2.5, 30.0),
     "checkpoint.rows": (50, 2000),
@@ -219,7 +231,13 @@ FIELDS = {
     "output": (None, ...),
     "output.dir": ("out", ...),
 }
-NO_MISTAKE_POSSIBLE = {"input.path", "prompt.user", "prompt.system", "input.id_field"}  # any text is one
+NO_MISTAKE_POSSIBLE = {
+    "input.path",
+    "prompt.user",
+    "prompt.system",
+    "prompt.chat_template",
+    "input.id_field",
+}  # any text is one
 
 
 def schema(section: type[BaseModel] = Job, at: str = "") -> dict:

@@ -145,7 +145,7 @@ def run(tmp_path_factory):
         folder / "in/a.jsonl",
         [
             *map(record, range(20)),
-            record(28, title="poison"),
+            record(29, title="poison"),
             record(1),
             record(20, text=""),
             record(21, text="n/a"),
@@ -155,12 +155,13 @@ def run(tmp_path_factory):
             record(25, id=2.5),
             record(26, title="long " * 2000),
             record(27, title="title" * 9),
+            record(28, text="word " * 9000),
         ],
     )
     with path.open("a") as stream:
         stream.write("{\n")
     user = "{% if title|length == 45 %}{{ title / 2 }}{% endif %}{{ title }}\n{{ text }}"
-    job = write_job(folder, [folder / "in/*"], prompt={"user": user})
+    job = write_job(folder, [folder / "in/*"], prompt={"user": user}, long_documents={"policy": "skip"})
     start(job, "engine.fake.fail_every=7", "engine.fake.die_on=poison")
     return folder / "out"
 
@@ -219,8 +220,9 @@ def test_rows_have_the_error_types_and_flags_of_the_page(run):
     told = {(status, kind) for status, kind, _ in tables(sections(DOCS / "output.md")["Error types"])[0]}
     met = {(row["status"], row["error_type"]) for row in rows(run) if row["error_type"]}
     assert met <= told
-    # All but those that JSONL and the fake engine cannot give: so the search through the code misses none of these.
-    assert {kind for _, kind in told - met} == {"bad_value", "record_too_large", "empty_output"}
+    # All but those that JSONL, the fake engine and this job cannot give: the search through the code misses none.
+    kinds = ("bad_value", "record_too_large", "empty_output", "document_too_long")
+    assert told - met == {("failed", kind) for kind in kinds}
     assert {row["status"] for row in rows(run)} == set(table("output.md", "Statuses"))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from helpers_lora import write_adapter
 from helpers_run import record, rows, start, write_job, write_jsonl
+from helpers_tokenizers import model
 
 from batchgen import config, schema
 from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError, InputError, Interrupted
@@ -42,12 +43,12 @@ def effect(key):
 def keys() -> list[str]:
     """Dotted keys of the schema that hold values, and the sections that take vLLM's names."""
     found = []
-    for heading, model in schema.sections():
+    for heading, section in schema.sections():
         at = "" if heading == "Top level" else heading.partition(" (")[0]
-        found += [at] if model.model_config.get("extra") == "allow" else []
+        found += [at] if section.model_config.get("extra") == "allow" else []
         found += [
             f"{at}.{name}".lstrip(".")
-            for name, field in model.model_fields.items()
+            for name, field in section.model_fields.items()
             if not list(config.sections_of(field.annotation))
         ]
     return list(dict.fromkeys(found))
@@ -167,6 +168,34 @@ def _(bench):
 def _(bench):
     found = bench.run("input.0.min_chars=1000")
     assert set(found.column("error_type")) == {"short"}
+
+
+@effect("prompt.mode")
+def _(bench):
+    chat, plain = bench.run("prompt.mode=chat"), bench.run("prompt.mode=completion")
+    fewer = [a - b for a, b in zip(chat.column("prompt_tokens"), plain.column("prompt_tokens"), strict=True)]
+    assert set(fewer) == {5 - len("\n\n")}  # a control token each around two turns, and one before the answer
+
+
+@effect("prompt.chat_template")
+def _(bench):
+    use = f"engine.args.model={model('chatml', bench.folder / 'model')}"
+    (bench.folder / "own.jinja").write_text("<|im_start|>{{ messages[-1].content }}<|im_end|>")
+    own, other = bench.run(use), bench.run(use, f"prompt.chat_template={bench.folder / 'own.jinja'}")
+    assert max(other.column("prompt_tokens")) < min(own.column("prompt_tokens"))
+
+
+@effect("long_documents.policy")
+def _(bench):
+    found = {}
+    for policy in ("truncate", "fail", "skip"):
+        done = bench.run(f"long_documents.policy={policy}", "engine.args.max_model_len=200")
+        found[policy] = {*zip(done.column("status"), done.column("error_type"), strict=True)}
+    assert found == {
+        "truncate": {("ok", None)},
+        "fail": {("failed", "document_too_long")},
+        "skip": {("skipped", "document_too_long")},
+    }
 
 
 @effect("prompt.system")

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from batchgen import __version__, checkpoint, plan, report
+from batchgen import __version__, chat_template, checkpoint, plan, report
 from batchgen.adapter import Adapter
 from batchgen.adapter import resolve as resolve_adapter
+from batchgen.chat_template import ChatTemplate
 from batchgen.config import Job, JobFile, at_once
 from batchgen.engines import settings, vllm_names
 from batchgen.engines.base import Engine, EngineInfo
@@ -61,17 +62,28 @@ class Checked:
     adapter: Adapter | None
     max_prompt_tokens: int
     fingerprint: Mapping[str, Any]
+    chat_template: ChatTemplate | None
+
+    @property
+    def given_template(self) -> str | None:
+        """The text of the chat template that the job itself names."""
+        return self.chat_template.text if self.chat_template and self.chat_template.given else None
 
 
 def check(file: JobFile) -> Checked:
     """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second."""
     job = file.job
-    at_once(lambda: check_templates(job, file.origin), lambda: vllm_names.check(file))
+    at_once(
+        lambda: check_templates(job, file.origin),
+        lambda: chat_template.check(job, file.origin),
+        lambda: vllm_names.check(file),
+    )
     name = job.engine.args.get("model")
     model = resolve(str(name), job.engine.args.get("revision")) if name else None
     if model is not None and settings.reads_weights(job):
         model.check_weights()
     adapter = _adapter(job, model)
+    template = chat_template.find(job, file.origin, model)
     context = settings.max_model_len(job, model)
     room = context - job.sampling.max_tokens
     if room < 1:
@@ -80,7 +92,9 @@ def check(file: JobFile) -> Checked:
             f"{file.origin.place(at)}: sampling.max_tokens ({job.sampling.max_tokens}) leaves no room for a document "
             f"in max_model_len ({context}): lower it, or raise engine.args.max_model_len"
         )
-    return Checked(job, model, adapter, room, fingerprint(job, model, max_prompt_tokens=room, adapter=adapter))
+    given = template.sha256 if template and template.given else None
+    found = fingerprint(job, model, max_prompt_tokens=room, adapter=adapter, chat_template=given)
+    return Checked(job, model, adapter, room, found, template)
 
 
 def _adapter(job: Job, model: Model | None) -> Adapter | None:
@@ -99,10 +113,13 @@ def _adapter(job: Job, model: Model | None) -> Adapter | None:
 
 def tokenizer_of(checked: Checked) -> Tokenizer:
     """The model's own tokenizer; bytes where the job names no model. Takes seconds: transformers is imported."""
+    mode = checked.job.prompt.mode
     if checked.model is None:
-        return BytesTokenizer()
+        return BytesTokenizer(mode=mode)
     trust = bool(checked.job.engine.args.get("trust_remote_code", False))
-    return HuggingFaceTokenizer(checked.model.folder, trust_remote_code=trust)
+    return HuggingFaceTokenizer(
+        checked.model.folder, trust_remote_code=trust, chat_template=checked.given_template, mode=mode
+    )
 
 
 def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
@@ -224,10 +241,17 @@ class _Attempt:
             "fingerprint": now,
             "fingerprint_digest": digest(now),
             "earlier_fingerprints": earlier,
-            "job": self.job.model_dump(),
+            "job": self._job_record(),
         }
         if value != old:
             self.directory.write_run(value)
+
+    def _job_record(self) -> dict[str, Any]:
+        """The job with all defaults, and which chat template it used."""
+        record = self.job.model_dump()
+        template = self.checked.chat_template
+        record["prompt"]["chat_template_sha256"] = template and template.sha256
+        return record
 
     def _make_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

@@ -1,7 +1,7 @@
 """What every tokenizer promises."""
 
 import pytest
-from helpers_config import real_tokenizer
+from helpers_config import frame_of, real_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,15 +82,14 @@ def test_the_frame_does_not_depend_on_the_content(name, system):
     tokenizer = TOKENIZERS[name]()
     frame = tokenizer.frame(system, "stand-in-1")
     assert frame == tokenizer.frame(system, "another 2")
-    before, after = frame
-    assert control_ids(name) & set(before)
-    assert control_ids(name) & set(after)
+    assert control_ids(name) & set(frame.before)
+    assert control_ids(name) & set(frame.after)
 
 
 @each_tokenizer
 def test_the_frame_begins_with_the_instruction(name):
     tokenizer = TOKENIZERS[name]()
-    one, other, none = (tokenizer.frame(system, "stand-in")[0] for system in ("Be short.", "Be long.", None))
+    one, other, none = (frame_of(tokenizer, system)[0] for system in ("Be short.", "Be long.", None))
     assert len({tuple(one), tuple(other), tuple(none)}) == 3
     assert "Be short." in tokenizer.decode_batch([one])[0]
     assert "Be" not in tokenizer.decode_batch([none])[0]
@@ -99,7 +98,7 @@ def test_the_frame_begins_with_the_instruction(name):
 @each_tokenizer
 def test_control_tokens_are_left_out_of_what_is_read(name):
     tokenizer = TOKENIZERS[name]()
-    before, after = tokenizer.frame("Be short.", "stand-in")
+    before, after = frame_of(tokenizer)
     ids = tokenizer.encode_batch(["One text."])[0]
     text = tokenizer.decode_batch([before + ids + after])[0]
     assert "One text." in text
@@ -119,6 +118,6 @@ def test_frame_and_text_are_the_chat_template_of_the_model(text, system):
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    before, after = tokenizer.frame(system, "stand-in")
+    before, after = frame_of(tokenizer, system)
     whole = tokenizer._tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)
     assert before + tokenizer.encode_batch([text])[0] + after == whole["input_ids"]
