@@ -1,0 +1,176 @@
+"""Signals, kills and hangs on real vLLM: how a run ends, what is committed, and that no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers_real import kill_group, real_engine, wait_for
+from helpers_run import by_id, record, rows, write_job, write_jsonl
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+TEXT = "The ferry company of {n} Bay sold {n} boats on day {n} and will close its office in the old harbour this year."
+GRACE_S = 20
+COUNT = 100
+
+
+@pytest.fixture
+def job(tmp_path, model_folder):
+    write_jsonl(tmp_path / "a.jsonl", [record(n, text=TEXT.format(n=n)) for n in range(COUNT)])
+    return write_job(
+        tmp_path,
+        [tmp_path / "a.jsonl"],
+        engine=real_engine(model_folder) | {"stall_s": 15},
+        checkpoint={"rows": 8},
+        sampling={"max_tokens": 48},
+    )
+
+
+class Run:
+    """The real command line as a person starts it, in a process group of its own."""
+
+    def __init__(self, job: Path) -> None:
+        self.err = Path(f"{job}.err")
+        with self.err.open("ab") as err:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "batchgen", "run", str(job)], stderr=err, start_new_session=True
+            )
+
+    def wait_until(self, word: str) -> None:
+        wait_for(lambda: word in self.err.read_text(), timeout=400, child=self.child)
+
+    def processes(self) -> list[psutil.Process]:
+        """Those of the engine."""
+        found = psutil.Process(self.child.pid).children(recursive=True)
+        return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
+
+    def core(self) -> psutil.Process:
+        return next(one for one in self.processes() if "EngineCore" in " ".join(one.cmdline()))
+
+
+@contextmanager
+def running(job: Path, out: Path):
+    """A run whose engine works: some parts are on disk."""
+    run = Run(job)
+    try:
+        wait_for(lambda: any(out.glob("summaries/part-*")), timeout=400, child=run.child)
+        yield run
+    finally:
+        kill_group(run.child)
+
+
+def left(processes: list[psutil.Process], *, within_s: float) -> list[str]:
+    """Those that still live after so many seconds."""
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return [one.name() for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def ends_interrupted(run: Run, out: Path, before: int) -> None:
+    """With 75, in time, with more rows than before, nobody struck, nobody left."""
+    begin = time.monotonic()
+    processes = run.processes()
+    assert run.child.wait(GRACE_S + 30) == 75
+    took = time.monotonic() - begin
+    print(f"\nended with 75 after {took:.1f} s, {before} rows before, {len(rows(out))} after")
+    assert took < GRACE_S + 4
+    assert left(processes, within_s=2) == []
+    assert len(rows(out)) > before
+    assert not list(out.glob("strikes-*"))
+    assert not list(out.rglob(".tmp-*"))
+
+
+def to_parent(run):
+    run.child.send_signal(signal.SIGTERM)
+
+
+def to_foreground_group(run):
+    os.killpg(run.child.pid, signal.SIGINT)
+
+
+def to_every_process(run):
+    for one in run.processes():
+        one.send_signal(signal.SIGTERM)
+    run.child.send_signal(signal.SIGTERM)
+
+
+def usr1(run):
+    os.killpg(run.child.pid, signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        to_every_process,
+        pytest.param(to_parent, marks=pytest.mark.long),
+        pytest.param(to_foreground_group, marks=pytest.mark.long),
+        pytest.param(usr1, marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_lets_the_run_drain(job, out, send):
+    with running(job, out) as run:
+        before = len(rows(out))
+        send(run)
+        ends_interrupted(run, out, before)
+
+
+@pytest.mark.long
+def test_a_signal_while_the_engine_starts(job, out):
+    run = Run(job)
+    try:
+        run.wait_until("starting the engine")
+        wait_for(run.processes, timeout=100, child=run.child)
+        time.sleep(2)
+        processes = run.processes()
+        begin = time.monotonic()
+        to_every_process(run)
+        assert run.child.wait(60) == 75
+        assert time.monotonic() - begin < GRACE_S + 4
+        assert left(processes, within_s=10) == []
+    finally:
+        kill_group(run.child)
+
+
+def test_a_killed_parent_leaves_no_process(job, out):
+    with running(job, out) as run:
+        processes = run.processes()
+        assert len(processes) >= 2
+        run.child.kill()
+        run.child.wait()
+        begin = time.monotonic()
+        assert left(processes, within_s=15) == []
+        print(f"\ngone {time.monotonic() - begin:.1f} s after the parent")
+
+
+@pytest.mark.long
+def test_a_second_signal_leaves_at_once_and_leaves_nothing(job, out):
+    with running(job, out) as run:
+        processes = run.processes()
+        run.child.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        run.child.send_signal(signal.SIGINT)
+        assert run.child.wait(5) == 128 + signal.SIGINT
+        assert left(processes, within_s=15) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (lambda core: core.kill(), "its process is gone"),
+        pytest.param(lambda core: core.suspend(), "no sign of work for 15 s", marks=pytest.mark.long),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_the_run_finishes_by_itself_after_its_engine(job, out, fault, reason):
+    with running(job, out) as run:
+        fault(run.core())
+        assert run.child.wait(600) == 0
+        assert reason in run.err.read_text()
+    found = by_id(out)
+    assert len(found) == COUNT
+    assert {row["status"] for row in found.values()} == {"ok"}
+    assert max(row["attempts"] for row in found.values()) == 2
