@@ -197,6 +197,7 @@ class Committer:
         if not self._records:
             return 0
         begin = time.monotonic()
+        self.run.still_ours()
         records, self._records = self._records, []
         for record in records:
             self._committed[record.document.source] += 1

@@ -59,7 +59,7 @@ def output_error(path: Path, e: OSError) -> OutputError:
     try:
         free = f"; {shutil.disk_usage(path.parent).free:,} bytes are free there"
     except OSError:
-        free = ""
+        free = "; its folder is gone"
     reason = e.strerror or str(e)
     return OutputError(
         f"{path}: cannot be written: {reason}{free}. What is committed is safe: the same command goes on"

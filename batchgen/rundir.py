@@ -1,6 +1,8 @@
 """The run directory: its names, its lock, and run.json."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
@@ -14,9 +16,10 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from batchgen import fsio
-from batchgen.errors import ConfigError, LockedError
+from batchgen.errors import ConfigError, LockedError, OutputError
 
 _PATIENCE_S = 0.2  # `status` takes the lock for a moment to see whether it is held
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 SHARD = 0  # this version runs one shard a run; names and locks have room for more
 
 
@@ -37,6 +40,7 @@ class RunDirectory:
         self._lock_file = path / "locks" / f"shard-{SHARD:05d}.lock"
         self._holder_file = self._lock_file.with_suffix(".holder.json")
         self._lock: FileLock | None = None
+        self._lock_is: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
         """Take the lock, or raise LockedError with who holds it. The kernel frees it however the holder ends.
@@ -51,12 +55,14 @@ class RunDirectory:
             raise fsio.output_error(self._lock_file, e) from e
         lock = FileLock(self._lock_file, timeout=_PATIENCE_S)
         try:
+            _refuse_lockless(self._lock_file)
             lock.acquire()
         except Timeout as e:
             raise LockedError(f"{self.path}: another process holds this run: {self.holder() or 'just starting'}") from e
         except OSError as e:
             raise fsio.output_error(self._lock_file, e) from e
         self._lock = lock
+        self._lock_is = _identity(self._lock_file)
         holder = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -66,6 +72,14 @@ class RunDirectory:
         for folder in (self.path, self.summaries, self.orphans):
             fsio.clear_temporary(folder, self.owner)
         return self
+
+    def still_ours(self) -> None:
+        """Raise OutputError where the folder is not the one that was locked: removed, unmounted, or replaced."""
+        if self._lock_is is None or _identity(self._lock_file) != self._lock_is:
+            raise OutputError(
+                f"{self.path}: the run directory has vanished or was replaced while this run held it; nothing more is "
+                "written there. Bring it back and start the same command again"
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -168,6 +182,32 @@ class RunDirectory:
             old.release()
         (aside / self._holder_file.relative_to(self.path)).unlink(missing_ok=True)
         return aside
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file this is, whatever its name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _refuse_lockless(path: Path) -> None:
+    """Raise OutputError on a file system that has no locks the kernel frees when their holder is gone."""
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError as e:
+            if e.errno not in _NO_LOCKS:
+                raise
+            raise OutputError(
+                f"{path.parent.parent}: this file system has no file locks ({e.strerror}), so two runs could write at "
+                "once; put output.dir on a local disk, or mount the network file system with locks (NFS: without "
+                "nolock; Lustre: with flock)"
+            ) from e
 
 
 def _foreign(path: Path) -> str | None:

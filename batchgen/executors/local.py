@@ -1,5 +1,6 @@
 """One start of a run in this process: lock, fingerprint, plan, index, pass, settling, report."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from batchgen.chat_template import ChatTemplate
 from batchgen.config import Job, JobFile, at_once
 from batchgen.engines import settings, vllm_names
 from batchgen.engines.base import Engine, EngineInfo
-from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, ConfigError, FingerprintError, InputError
+from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, ConfigError, FingerprintError, InputError, OutputError
 from batchgen.fingerprint import differences, digest, fingerprint
 from batchgen.index import KeySet
 from batchgen.lifecycle import Stop
@@ -339,7 +340,12 @@ class _Attempt:
                            "duplicate ids": reading.duplicates},
         )  # fmt: skip
         value = report.build(self.directory, scope)
-        report.write(self.directory, value)
+        try:
+            report.write(self.directory, value)
+        except OutputError as e:
+            with contextlib.suppress(OutputError):
+                line.telemetry.close(self.stats, e.exit_status)
+            raise
         line.telemetry.close(self.stats, status)
         return Outcome(status, reason, value)
 
