@@ -78,7 +78,7 @@ def test_an_adapter_of_another_model_is_a_warning(job, tmp_path, caplog, monkeyp
         model.mkdir()
         (model / "config.json").write_text('{"max_position_embeddings": 2048}')
         caplog.clear()
-        checked = check(config.load(job, [f"engine.args.model={model}"]))
+        checked = check(config.load(job, [f"engine.args.model={model}", "prompt.mode=completion"]))
         assert checked.adapter.rank == 8
         said = f"was made for models/smollm2-135m-instruct, engine.args.model is {model}"
         assert (said in caplog.text) is warned
