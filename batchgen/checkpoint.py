@@ -179,6 +179,11 @@ class Committer:
         """All rows of this file were read."""
         self._passes[source].ended = True
 
+    @property
+    def counted(self) -> dict[str, int]:
+        """Rows of each file that was read to its end."""
+        return {source: at.rows for source, at in self._passes.items() if at.ended}
+
     def add(self, records: Iterable[Record]) -> None:
         if not self._records:
             self._since = time.monotonic()

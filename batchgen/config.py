@@ -2,6 +2,8 @@
 
 import copy
 import difflib
+import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -75,12 +77,52 @@ def _keep_as_mapping(value: Any) -> Any:
     return {name: name for name in value}
 
 
-class Input(Section):
-    """Files of one shape. Relative paths start at the working directory, as on any command line."""
+def _patterns(value: Any) -> Any:
+    lists = [value] if isinstance(value, str | list) else list(value.values()) if isinstance(value, dict) else [None]
+    patterns = [one for some in lists for one in (some if isinstance(some, list) else [some])]
+    if value is not None and not (patterns and all(isinstance(one, str) and one for one in patterns)):
+        raise ValueError("a path is wanted, a list of paths, or a mapping {split: paths}")
+    return value
+
+
+class Dataset(Section):
+    """What `datasets.load_dataset` reads, under its own argument names. It is streamed, and no code of it is run."""
 
     path: str = Field(
-        description="A .jsonl, .ndjson, .json or .parquet file, JSON also as .gz or .zst; a folder of such; or a glob."
+        min_length=1, description="A folder, a builder (`parquet`, `json`, `csv`, `text`, …), or a name on the Hub."
     )
+    name: str | None = Field(None, description="The configuration, where the data set has several.")
+    data_dir: str | None = Field(None, description="The folder of a builder's files, or a folder in the data set.")
+    data_files: Annotated[
+        str | list[str] | dict[str, str | list[str]] | None,
+        BeforeValidator(_patterns, json_schema_input_type=str | list[str] | dict[str, str]),
+    ] = Field(None, description="Paths and globs of the data: one, a list, or a mapping {split: paths}.")
+    split: str = Field("train", min_length=1, description="The split, or several: `train+test`, `all`.")
+    revision: str | None = Field(
+        None, description="Branch, tag or commit on the Hub. A run keeps the commit that its first start found."
+    )
+
+    @property
+    def source(self) -> str:
+        """What rows and messages call it: `dataset:org/data/config/split`, and a digest where files are named.
+
+        It depends on no other input: documents without ids are known by it.
+        """
+        parts = [self.path.rstrip("/"), *([self.name] if self.name else []), self.split]
+        files = [self.data_dir, self.data_files]
+        digest = hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=4).hexdigest()
+        return "dataset:" + "/".join(parts) + (f"#{digest}" if any(files) else "")
+
+
+class Input(Section):
+    """Documents of one shape, from files or a data set. Relative paths start at the working directory."""
+
+    path: str | None = Field(
+        None,
+        description="A .jsonl, .ndjson, .json or .parquet file, JSON also as .gz or .zst; a folder of such; or a glob. "
+        "Not with `dataset`.",
+    )
+    dataset: Dataset | None = Field(None, description="Anything that `datasets.load_dataset` reads. Not with `path`.")
     id_field: str | None = Field(
         None, description="Field with the document's id, text or integer. Without it a document is its place."
     )
@@ -97,6 +139,11 @@ class Input(Section):
         "with 65.",
     )
     min_chars: Int = Field(20, ge=1, description="Documents with fewer visible characters are skipped, and never sent.")
+
+    @property
+    def source(self) -> str:
+        """What the fingerprint and messages call the input."""
+        return self.dataset.source if self.dataset else str(self.path)
 
 
 class Prompt(Section):
@@ -274,7 +321,7 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
         found = [_fault(error) for error in e.errors()]
         faults += [origin.fault(at, words) for at, words in found if at not in told]
     else:
-        faults += [origin.fault(at, words) for at, words in _keep_faults(job)]
+        faults += [origin.fault(at, words) for at, words in (*_input_faults(job), *_keep_faults(job))]
     refuse(faults)
     return JobFile(job, origin)
 
@@ -307,6 +354,14 @@ COLUMNS = (
 
 # What `prompt.user` is given besides kept fields.
 OWN_NAMES = ("text", "boundary")
+
+
+def _input_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
+    for index, item in enumerate(job.input):
+        if item.path is None and item.dataset is None:
+            yield ("input", index, "path"), "path or dataset is required"
+        if item.path is not None and item.dataset is not None:
+            yield ("input", index, "dataset"), "an input has path or dataset, not both"
 
 
 def _keep_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:

@@ -15,7 +15,7 @@ COPIED = "copied"  # the summary is the beginning of its document, word for word
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A piece of one input file: `start` to `end` are bytes of JSONL, row groups of Parquet; end exclusive.
+    """A piece of one input: bytes of JSONL, row groups of Parquet or shards of a data set, `end` exclusive.
 
     `index` is the place in plan.json and never changes; `input` is the place in the job's `input` list.
     """
@@ -32,7 +32,8 @@ class Document:
     """One input record, or the reason why it is none (`error`).
 
     key: 16 bytes, identity. content: 8 bytes, hash of all fields that reach the prompt.
-    source: the file as the job names it. place: `byte N` (JSONL) or `row N` (Parquet), from 0.
+    source: the file or data set as the job names it.
+    place: `byte N` (JSONL), `row N` (Parquet) or `shard S row N` (data set), from 0.
     """
 
     key: bytes

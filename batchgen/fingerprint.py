@@ -49,7 +49,9 @@ def fingerprint(
     found["columns"] = sorted({ours for item in job.input for ours in item.keep.values()})
     reading = ("text_field", "id_field", "min_chars", "keep")
     for item in job.input:
-        found |= {f"{_INPUT}{item.path}].{k}": getattr(item, k) for k in reading}
+        found |= {f"{_INPUT}{item.source}].{k}": getattr(item, k) for k in reading}
+        if item.dataset is not None and item.dataset.revision is not None:
+            found[f"{_INPUT}{item.source}].revision"] = item.dataset.revision
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return plain
 

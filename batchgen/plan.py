@@ -1,10 +1,11 @@
-"""Which files a job means, and how they are cut into splits.
+"""Which files and data sets a job means, and how they are cut into splits.
 
 plan.json keeps every split at its index for the life of the run. A file that grew gets splits for what is new; a
 file that changed otherwise is cut anew, and its old splits stay as gaps.
 """
 
 import base64
+import dataclasses
 import glob
 import hashlib
 import json
@@ -21,8 +22,8 @@ from batchgen.config import Job
 from batchgen.data import Split
 from batchgen.errors import ConfigError, InputError
 from batchgen.rundir import RunDirectory
-from batchgen.sources import is_known, open_source
-from batchgen.sources.base import FileFacts
+from batchgen.sources import dataset, is_known, open_source
+from batchgen.sources.base import FileFacts, State
 
 _TARGET_BYTES = 64 << 20
 
@@ -93,6 +94,9 @@ def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
     paths: list[tuple[int, str]] = []
     left_out: list[str] = []
     for number, item in enumerate(job.input):
+        if item.dataset or not item.path:
+            paths.append((number, item.source))
+            continue
         try:
             matched, others = _match(item.path)
         except OSError as e:
@@ -102,10 +106,12 @@ def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
             raise InputError(f"input.{number}.path: {item.path}: {reason} (working directory {Path.cwd()})")
         paths += [(number, path) for path in matched]
         left_out += others
-    meant: dict[Path, int] = {}
+    meant: dict[Path | str, int] = {}
     for number, path in paths:
-        if (other := meant.setdefault(Path(path).resolve(), number)) != number:
-            raise ConfigError(f"{path}: input.{other} and input.{number} mean this file; narrow one of their paths")
+        one = path if job.input[number].dataset else Path(path).resolve()
+        if (other := meant.setdefault(one, number)) != number:
+            what = "data set" if job.input[number].dataset else "file"
+            raise ConfigError(f"{path}: input.{other} and input.{number} mean this {what}; narrow one of them")
     facts: list[FileFacts] = []
     faults: list[InputError] = []
     skipped: list[InputError] = []
@@ -120,12 +126,18 @@ def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
 def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None) -> FileFacts:
     try:
         path.encode()
-        stat = Path(path).stat()
+        if (data := job.input[number].dataset) is not None:
+            now = dataset.state(data)
+        else:
+            stat = Path(path).stat()
+            now = State(stat.st_size, stat.st_mtime_ns)
         entry = known["files"].get(path) if known else None
-        if known and entry and _state(job, number, stat.st_size, stat.st_mtime_ns).items() <= entry.items():
+        if known and entry and now and _state(job, number, now).items() <= entry.items():
             kept = {name: _type(text) for name, text in known["kept"].items()}
-            size, mtime, rows, exact = (entry[k] for k in ("size", "mtime_ns", "rows", "exact"))
-            return FileFacts(path, number, size, mtime, rows, exact, kept, appendable=entry["appendable"])
+            rows, exact, appendable = (entry[k] for k in ("rows", "exact", "appendable"))
+            return FileFacts(
+                path, number, now.size, now.mtime_ns, rows, exact, kept, appendable=appendable, revision=now.revision
+            )
         return open_source(job, number, path).facts()
     except OSError as e:
         raise InputError(f"{path}: cannot be read: {e.strerror or e}") from e
@@ -133,16 +145,16 @@ def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None) -> 
         raise InputError(f"{path!a}: its name is no UTF-8, so no output can tell it; rename the file") from e
 
 
-def _state(job: Job, number: int, size: int, mtime_ns: int) -> dict[str, Any]:
+def _state(job: Job, number: int, now: State) -> dict[str, Any]:
     """What must be the same for a file to be known: the file, and how it is read."""
     item = job.input[number]
     reading = [item.text_field, item.id_field, sorted(item.keep.items()), sorted(job.prompt.variables)]
     digest = hashlib.blake2b(json.dumps(reading).encode(), digest_size=8).hexdigest()
-    return {"input": number, "size": size, "mtime_ns": mtime_ns, "reading": digest}
+    return {"input": number, "reading": digest} | dataclasses.asdict(now)
 
 
 def state(job: Job, file: FileFacts) -> dict[str, Any]:
-    return _state(job, file.input, file.size, file.mtime_ns)
+    return _state(job, file.input, State(file.size, file.mtime_ns, file.revision))
 
 
 def _text(kind: pa.DataType) -> str:
@@ -206,7 +218,7 @@ def make(job: Job, run: RunDirectory) -> Plan:
     for file in files:
         entry = entries.get(file.source)
         now = state(job, file)
-        if not entry or any(entry[name] != now[name] for name in ("input", "size", "mtime_ns")):
+        if not entry or any(entry[name] != now[name] for name in ("input", "size", "mtime_ns", "revision")):
             grown = (
                 entry is not None
                 and file.appendable
@@ -246,6 +258,16 @@ def _cut(job: Job, file: FileFacts, begin: int) -> list[tuple[int, int]]:
         return cuts
     # Lines appended since `file` was looked at are the next start's: its splits begin at file.size.
     return [(start, min(end, file.size)) for start, end in cuts if start < file.size]
+
+
+def counted(run: RunDirectory, rows: Mapping[str, int]) -> None:
+    """Note in plan.json the rows of files that were read to their end: what was an estimate is exact from now on."""
+    value = _read(run.plan_json)
+    entries = value["files"]
+    exact = {source: entries[source] | {"rows": n, "exact": True} for source, n in rows.items() if source in entries}
+    if any(entries[source] != entry for source, entry in exact.items()):
+        value["files"] = entries | exact
+        fsio.write_atomic(run.plan_json, json.dumps(value, indent=1).encode(), owner=run.owner)
 
 
 def known_rows(run: RunDirectory) -> tuple[int, bool]:

@@ -30,7 +30,7 @@ class Progress:
             if self._bar is None:
                 # What was done before moves the bar, not the rate.
                 self._bar = tqdm(
-                    total=self._total,
+                    total=self._total or None,
                     initial=stats.counts.done_before,
                     bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
                     dynamic_ncols=True,
@@ -58,7 +58,10 @@ class Progress:
     def _line(self, stats: Stats) -> None:
         done = self._done(stats)
         share = f" ({done / self._total:.0%})" if self._total else ""
-        line = f"{done}/{self._about}{self._total} documents{share}, {self._speeds(stats)}{self._left(stats, done)}"
+        # An estimate that turned out too low, or none at all, says nothing.
+        unknown = self._about and done >= self._total
+        of = " documents" if unknown else f"/{self._about}{self._total} documents{share}"
+        line = f"{done}{of}, {self._speeds(stats)}{self._left(stats, done)}"
         if line != self._said:
             self._said = line
             clock = datetime.now().astimezone().strftime("%H:%M:%S")

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,18 @@ def model_folder() -> Path:
     if not (MODEL / "config.json").exists():
         pytest.skip("the demo model is not there: make model")
     return MODEL
+
+
+@pytest.fixture(scope="session", autouse=True)
+def datasets_cache(tmp_path_factory) -> None:
+    """The lock files of datasets go here, not into the home folder; it reads this when it is first imported."""
+    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
 
 
 @pytest.fixture

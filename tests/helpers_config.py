@@ -24,6 +24,14 @@ input:
     keep:
       heading: title
       region: lang
+  - dataset:
+      path: parquet
+      name: small
+      data_dir: data/c
+      data_files: c.parquet
+      split: test
+      revision: v1
+    keep: {theme: title, area: lang}
 prompt:
   mode: chat
   chat_template: own.jinja

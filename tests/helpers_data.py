@@ -14,6 +14,7 @@ from batchgen.config import Input, Job
 from batchgen.data import Document, Record, Split
 from batchgen.index import KeySet
 from batchgen.sources.base import Source, place_key
+from batchgen.sources.dataset import DatasetSource
 from batchgen.sources.jsonl import JsonlSource
 from batchgen.sources.parquet import ParquetSource
 
@@ -62,9 +63,20 @@ def row(n: int, **more):
 
 
 def source(path: Path | str, *, prompt=("text",), **item) -> Source:
-    """The reader for a file, as the first input of a job; `prompt` are the names its templates read."""
+    """The reader for a file, as the first input of a job; `prompt` are the names its templates read.
+
+    A folder without an ending is a data set of the files in it.
+    """
+    if Path(path).is_dir() and not Path(path).suffix:
+        return DatasetSource(Input(dataset=folder_dataset(path), **item), 0, frozenset(prompt))
     kind = ParquetSource if str(path).endswith(".parquet") else JsonlSource
     return kind(Input(path=str(path), **item), 0, str(path), frozenset(prompt))
+
+
+def folder_dataset(folder: Path | str) -> dict:
+    """The `dataset` section for a folder that holds files of one format."""
+    ending = min(Path(folder).iterdir()).suffix
+    return {"path": {".jsonl": "json", ".parquet": "parquet"}[ending], "data_files": f"{folder}/*{ending}"}
 
 
 def read(at: Source, path: Path | str, cuts) -> list[Document]:

@@ -123,6 +123,23 @@ MISTAKES = [
     ("keep: [title, lang]", "keep: {body: text}", "input.0.keep", "'text' is a name of batchgen's own"),
     ("keep: [title, lang]", "keep: [boundary]", "input.0.keep", "'boundary' is a name of batchgen's own"),
     ("keep: [title, lang]", "keep: {a: title, b: title}", "input.0.keep", "two fields get the same name"),
+    # Data sets.
+    ("data_files:", "data_file:", "input.2.dataset.data_file", "did you mean 'data_files'?"),
+    ("path: parquet", 'path: ""', "input.2.dataset.path", "at least 1 character"),
+    ("name: small", "name: 7", "input.2.dataset.name", "valid string"),
+    ("data_dir: data/c", "data_dir: [data]", "input.2.dataset.data_dir", "valid string"),
+    ("data_files: c.parquet", "data_files: 7", "input.2.dataset.data_files", "a path is wanted"),
+    ("data_files: c.parquet", "data_files: []", "input.2.dataset.data_files", "a path is wanted"),
+    ("data_files: c.parquet", "data_files: {train: [a, 7]}", "input.2.dataset.data_files", "a path is wanted"),
+    ("split: test", "split: [test]", "input.2.dataset.split", "valid string"),
+    ("revision: v1", "revision: 12", "input.2.dataset.revision", "valid string"),
+    ("dataset:\n      path: parquet", "dataset:", "input.2.dataset.path", "is required"),
+    (
+        "path: data/b.parquet",
+        "path: data/b.parquet\n    ▸dataset: {path: json}",
+        "input.1.dataset",
+        "path or dataset, not both",
+    ),
     # Lists and mappings in each other's place.
     ("  - path: data/a.jsonl\n    id_field: id", "  - data/a.jsonl\n  - id_field: id", "input.0", "valid dictionary"),
 ]
@@ -191,7 +208,14 @@ def test_all_faults_of_kept_names_are_told_at_once(tmp_path):
 FIELDS = {
     "name": ("demo", ...),
     "input": (None, ...),
-    "input.path": ("data/a.jsonl", ...),
+    "input.path": ("data/a.jsonl", None),
+    "input.dataset": (None, None),
+    "input.dataset.path": ("parquet", ...),
+    "input.dataset.name": ("small", None),
+    "input.dataset.data_dir": ("data/c", None),
+    "input.dataset.data_files": ("c.parquet", None),
+    "input.dataset.split": ("test", "train"),
+    "input.dataset.revision": ("v1", None),
     "input.id_field": ("id", None),
     "input.text_field": ("body.text", "text"),
     "input.keep": ({"title": "title", "lang": "lang"}, {}),
@@ -255,7 +279,8 @@ def schema(section: type[BaseModel] = Job, at: str = "") -> dict:
 def reach(job: Job, dotted: str):
     at = job
     for part in dotted.split("."):
-        at = getattr(at[0] if isinstance(at, list) else at, part)
+        found = [getattr(one, part) for one in (at if isinstance(at, list) else [at])]
+        at = next((one for one in found if one is not None), None)  # an input has a path or a data set
     return at
 
 
@@ -403,11 +428,11 @@ def test_set_changes_one_section_where_an_alias_names_two(tmp_path):
         ("engine..feed=x", "a key and a value are wanted"),
         (".=x", "a key and a value are wanted"),
         ("name.=x", "a key and a value are wanted"),
-        ("input.2.path=x", "no entry 2 in a list of 2"),
-        ("input.-1.path=x", "no entry '-1' in a list of 2"),
-        ("input.first.path=x", "no entry 'first' in a list of 2"),
-        ("input.\u00b2.path=x", "no entry '\u00b2' in a list of 2"),
-        ("input.2=x", "no entry 2 in a list of 2"),
+        ("input.3.path=x", "no entry 3 in a list of 3"),
+        ("input.-1.path=x", "no entry '-1' in a list of 3"),
+        ("input.first.path=x", "no entry 'first' in a list of 3"),
+        ("input.\u00b2.path=x", "no entry '\u00b2' in a list of 3"),
+        ("input.3=x", "no entry 3 in a list of 3"),
         ("output.dir.x=1", "leads through 'dir', which holds no keys"),
         ("output.dir.x.y=1", "leads through 'dir', which holds no keys"),
         ("name=[", "the value is no valid YAML"),

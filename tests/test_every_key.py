@@ -135,6 +135,70 @@ def _(bench):
     assert bench.run(f"input.0.path={other}").column("id") == ["d6", "d7"]
 
 
+def data_set(*, id_field="id", **dataset) -> str:
+    """A --set that puts a data set in the place of the input."""
+    value = {"dataset": dataset, "id_field": id_field, "keep": ["title"], "text_field": "text"}
+    return f"input.0={json.dumps(value)}"
+
+
+@effect("input.dataset.path")
+def _(bench):
+    files = str(bench.documents)
+    assert bench.run(data_set(path="json", data_files=files)).column("id") == [f"d{n}" for n in range(6)]
+    assert set(bench.run(data_set(path="text", data_files=files, id_field=None)).column("id")) == {None}
+
+
+@effect("input.dataset.name")
+def _(bench):
+    folder = two_files(bench)
+    configs = "".join(f"- {{config_name: {name}, data_files: {name}.jsonl}}\n" for name in ("one", "two"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    for name, ids in (("one", ["d6"]), ("two", ["d7", "d8"])):
+        assert bench.run(data_set(path=str(folder), name=name)).column("id") == ids
+
+
+def two_files(bench) -> Path:
+    write_jsonl(bench.folder / "set/one.jsonl", [record(6)])
+    return write_jsonl(bench.folder / "set/two.jsonl", [record(7), record(8)]).parent
+
+
+@effect("input.dataset.data_dir")
+def _(bench):
+    folder = two_files(bench)
+    assert bench.run(data_set(path="json", data_dir=str(folder))).column("id") == ["d6", "d7", "d8"]
+
+
+@effect("input.dataset.data_files")
+def _(bench):
+    folder = two_files(bench)
+    for files, ids in (("one.jsonl", ["d6"]), (["two.jsonl"], ["d7", "d8"]), ("*", ["d6", "d7", "d8"])):
+        assert bench.run(data_set(path="json", data_dir=str(folder), data_files=files)).column("id") == ids
+
+
+@effect("input.dataset.split")
+def _(bench):
+    files = {name: str(two_files(bench) / f"{name}.jsonl") for name in ("one", "two")}
+    for split, ids in (("one", ["d6"]), ("two", ["d7", "d8"])):
+        assert bench.run(data_set(path="json", data_files=files, split=split)).column("id") == ids
+
+
+@effect("input.dataset.revision")
+def _(bench):
+    """The Hub is not reached: two files stand for two commits of a data set there."""
+    import datasets
+
+    folder, real = two_files(bench), datasets.load_dataset_builder
+    commits = {"a" * 40: "one", "b" * 40: "two"}
+
+    def load_dataset_builder(path, revision):
+        return real("json", data_files=str(folder / f"{commits[revision]}.jsonl"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
+        found = [bench.run(data_set(path="org/data", revision=commit)).column("id") for commit in commits]
+    assert found == [["d6"], ["d7", "d8"]]
+
+
 @effect("input.id_field")
 def _(bench):
     found = bench.run("input.0.id_field=number")

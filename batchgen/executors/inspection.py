@@ -41,16 +41,21 @@ def validate(file: JobFile) -> dict[str, Any]:
 def validation_text(found: Mapping[str, Any]) -> str:
     lines = [f"{found['job']}: valid"]
     for file in found["files"]:
-        about = "" if file["exact"] else "about "
-        lines.append(f"  {file['path']}: {about}{file['rows']:,} rows, {file['bytes']:,} bytes")
-    lines.append(
-        f"  {found['rows']:,} rows → {found['output']}; prompts of up to {found['max_prompt_tokens']:,} tokens"
-    )
+        size = f", {file['bytes']:,} bytes" if file["bytes"] else ""
+        lines.append(f"  {file['path']}: {_count(file['rows'], exact=file['exact'])}{size}")
+    rows = _count(found["rows"], exact=all(file["exact"] for file in found["files"]))
+    lines.append(f"  {rows} → {found['output']}; prompts of up to {found['max_prompt_tokens']:,} tokens")
     lines += [f"  engine.args.{name}: {value}" for name, value in found["engine_args"].items()]
     if found["differences"]:
         lines.append("The run there was made with other settings; `run` will ask for --on-change:")
         lines += [f"  {line}" for line in found["differences"]]
     return "\n".join(lines)
+
+
+def _count(rows: int, *, exact: bool) -> str:
+    if not exact and not rows:
+        return "rows not counted yet"
+    return f"{'' if exact else 'about '}{rows:,} rows"
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -60,7 +65,8 @@ def status(path: Path) -> dict[str, Any]:
     if known is None:
         raise ConfigError(f"{path}: is no run directory: it has no run.json")
     rows = report.read_rows(run, ParquetSink({}, owner=run.owner))
-    total, exact = plan.known_rows(run)
+    planned, exact = plan.known_rows(run)
+    total = planned if exact else max(planned, rows.count)
     return {
         "name": known["name"],
         "run_dir": str(path),

@@ -26,6 +26,7 @@ from batchgen.progress import Progress
 from batchgen.prompts import PromptBuilder, check_templates
 from batchgen.rundir import SHARD, RunDirectory
 from batchgen.sinks.parquet import ParquetSink, kept_types
+from batchgen.sources.dataset import pinned
 from batchgen.stats import Stats, Telemetry
 from batchgen.strikes import Strikes
 from batchgen.tokenizer import BytesTokenizer, HuggingFaceTokenizer, Tokenizer
@@ -56,8 +57,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A job whose model, adapter, templates and lengths were looked at; nothing is read or written yet."""
+    """A job whose model, adapter, templates and lengths were looked at; nothing is read or written yet.
 
+    written: the job as it was given. job: the same, data sets of the Hub pinned to a commit.
+    """
+
+    written: Job
     job: Job
     model: Model | None
     adapter: Adapter | None
@@ -71,14 +76,17 @@ class Checked:
         return self.chat_template.text if self.chat_template and self.chat_template.given else None
 
 
-def check(file: JobFile) -> Checked:
-    """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second."""
-    job = file.job
+def check(file: JobFile, *, fresh: bool = False) -> Checked:
+    """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second.
+
+    fresh: the run that is there is none of this job's: its commits do not hold.
+    """
     at_once(
-        lambda: check_templates(job, file.origin),
-        lambda: chat_template.check(job, file.origin),
+        lambda: check_templates(file.job, file.origin),
+        lambda: chat_template.check(file.job, file.origin),
         lambda: vllm_names.check(file),
     )
+    job = pinned(file.job, lambda: None if fresh else RunDirectory(file.job.output.path).read_run())
     name = job.engine.args.get("model")
     model = resolve(str(name), job.engine.args.get("revision")) if name else None
     if model is not None and settings.reads_weights(job):
@@ -95,7 +103,7 @@ def check(file: JobFile) -> Checked:
         )
     given = template.sha256 if template and template.given else None
     found = fingerprint(job, model, max_prompt_tokens=room, adapter=adapter, chat_template=given)
-    return Checked(job, model, adapter, room, found, template)
+    return Checked(file.job, job, model, adapter, room, found, template)
 
 
 def _adapter(job: Job, model: Model | None) -> Adapter | None:
@@ -126,7 +134,7 @@ def tokenizer_of(checked: Checked) -> Tokenizer:
 def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
     """Go on with the job's run, or begin it. Raises BatchgenError where nothing could be begun."""
     with stop.raising():
-        checked = check(file)
+        checked = check(file, fresh=options.fresh)
     with RunDirectory(checked.job.output.path) as directory:
         return _Attempt(checked, options, stop, directory).run()
 
@@ -157,9 +165,8 @@ class _Attempt:
         loaded = checkpoint.load(self.job, files.files, self.directory, sink)
         for damaged in loaded.damaged:
             log.warning("damaged part: %s", damaged)
-        about = "" if files.exact else "about "
-        log.info("%s%s documents in %s files; %s done before → %s", about, f"{files.rows:,}", len(files.files),
-                 f"{loaded.index.done:,}", self.directory.path)  # fmt: skip
+        log.info("%s in %s; %s done before → %s", _documents(files), _files(files), f"{loaded.index.done:,}",
+                 self.directory.path)  # fmt: skip
         attempt = self.directory.next_attempt()
         telemetry = Telemetry(self.directory.telemetry(attempt), attempt=attempt, batchgen=__version__)
         committer = checkpoint.Committer(
@@ -249,7 +256,7 @@ class _Attempt:
 
     def _job_record(self) -> dict[str, Any]:
         """The job with all defaults, and which chat template it used."""
-        record = self.job.model_dump()
+        record = self.checked.written.model_dump()
         template = self.checked.chat_template
         record["prompt"]["chat_template_sha256"] = template and template.sha256
         return record
@@ -297,6 +304,7 @@ class _Attempt:
 
     def _finish(self, line: Line, reading: Reading, sink: ParquetSink) -> int:
         """After a whole pass: one row a document. The number of orphans moved."""
+        plan.counted(self.directory, line.committer.counted)
         orphans = line.index.unseen() if reading.complete else KeySet.empty()
         line.index.clear()
         if len(orphans) or reading.edited:
@@ -348,6 +356,18 @@ class _Attempt:
             raise
         line.telemetry.close(self.stats, status)
         return Outcome(status, reason, value)
+
+
+def _documents(files: plan.Plan) -> str:
+    if not files.exact and not files.rows:
+        return "documents of unknown number"
+    return f"{'' if files.exact else 'about '}{files.rows:,} documents"
+
+
+def _files(files: plan.Plan) -> str:
+    sets = sum(bool(file.revision) for file in files.files)
+    told = [f"{len(files.files) - sets} files"] if len(files.files) > sets else []
+    return " and ".join(told + ([f"{sets} data {'set' if sets == 1 else 'sets'}"] if sets else []))
 
 
 def _refusal(path: Path, lines: list[str]) -> str:

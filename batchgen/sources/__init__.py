@@ -1,8 +1,9 @@
-"""Readers of input files, one module a format."""
+"""Readers of inputs, one module a format."""
 
 from batchgen.config import Job
 from batchgen.errors import InputError
 from batchgen.sources.base import Source
+from batchgen.sources.dataset import DatasetSource
 from batchgen.sources.jsonl import JsonlSource
 from batchgen.sources.parquet import ParquetSource
 from batchgen.sources.streams import format_ending
@@ -21,7 +22,9 @@ def is_known(name: str) -> bool:
 
 
 def open_source(job: Job, number: int, path: str) -> Source:
-    """The reader for a file of the job's input `number`. Raises InputError for an unknown ending."""
+    """The reader for a file or data set of the job's input `number`. Raises InputError for an unknown ending."""
+    if job.input[number].dataset is not None:
+        return DatasetSource(job.input[number], number, job.prompt.variables)
     if not is_known(path):
         known = ", ".join(_FORMATS)
         raise InputError(f"{path}: not a format batchgen reads ({known}; .gz and .zst); narrow input.{number}.path")

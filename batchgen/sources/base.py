@@ -14,12 +14,22 @@ from batchgen.data import Document, Split
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """What tells whether an input changed. revision: of a data set, the Hub's commit or a digest over its files."""
+
+    size: int
+    mtime_ns: int
+    revision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FileFacts:
     """What a look at a file tells without reading it whole.
 
-    rows: exact for Parquet, an estimate for large JSONL (`exact` says which).
+    rows: exact for Parquet, an estimate for large JSONL (`exact` says which); 0 and not exact where nothing is known.
     kept: Arrow types of the kept fields under their new names, as far as the file knows them.
     appendable: when the file is longer next time, its splits stay and its tail is cut; else it is cut anew.
+    size, mtime_ns, revision: as of State.
     """
 
     source: str
@@ -30,6 +40,7 @@ class FileFacts:
     exact: bool
     kept: Mapping[str, pa.DataType]
     appendable: bool = False
+    revision: str = ""
 
 
 class Source(Protocol):

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers_kill import killed
 from helpers_run import record, rows, same_rows, start, write_job, write_jsonl
 
-CHILD = Path(__file__).with_name("killed_child.py")
 DOCUMENTS = 60
 OFTEN = [
     "batchgen.fsio:Path.replace@before",  # the temporary file is written, not renamed
@@ -46,19 +46,6 @@ def undisturbed(tmp_path_factory, monkeypatch_module):
     Path("in/b.jsonl").unlink()
     assert start(Path("job.yaml")).exit_status == 0
     return first, rows(Path("out"))
-
-
-@pytest.fixture(scope="module")
-def monkeypatch_module():
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
-
-
-def killed(point: str, nth: int) -> bool:
-    """One start that dies at the point; False where it ended before it came there."""
-    done = subprocess.run([sys.executable, CHILD, point, str(nth), "run", "job.yaml"], capture_output=True, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-    return done.returncode != 0
 
 
 @pytest.mark.parametrize(
