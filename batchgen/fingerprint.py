@@ -50,7 +50,7 @@ def fingerprint(
     reading = ("text_field", "id_field", "min_chars", "keep")
     for item in job.input:
         found |= {f"{_INPUT}{item.source}].{k}": getattr(item, k) for k in reading}
-        if item.dataset is not None and item.dataset.revision is not None:
+        if item.dataset is not None:  # none where it is local: a folder that is gone must not become one of the Hub
             found[f"{_INPUT}{item.source}].revision"] = item.dataset.revision
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return plain

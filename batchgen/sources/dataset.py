@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from batchgen.config import Dataset, Input, Job, nearest
 from batchgen.data import Document, Split
-from batchgen.errors import ConfigError, InputError
+from batchgen.errors import BatchgenError, ConfigError, InputError
 from batchgen.sources.base import FileFacts, Reader, State
-from batchgen.sources.parquet import _type_of
+from batchgen.sources.parquet import type_of
 
 _BATCH_ROWS = 256
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -139,6 +139,8 @@ def _commit(item: Dataset, where: str) -> str:
     )
     try:
         commit = HfApi().dataset_info(name, revision=item.revision).sha
+    except BatchgenError:  # a signal came in between
+        raise
     except HFValidationError as e:
         raise InputError(f"{neither}, and no name the Hub could have") from e
     except RevisionNotFoundError as e:
@@ -198,10 +200,10 @@ class DatasetSource:
         kept: dict[str, pa.DataType] = dict.fromkeys(self._item.keep.values(), pa.string())
         if opened.schema is not None:
             for what, name in (("text_field", self._item.text_field), ("id_field", self._item.id_field)):
-                if name is not None and _type_of(opened.schema, name) is None:
+                if name is not None and type_of(opened.schema, name) is None:
                     columns = ", ".join(opened.schema.names)
                     raise InputError(f"{self._where}: has no column {name!r} ({what}); it has: {columns}")
-            types = {ours: _type_of(opened.schema, theirs) for theirs, ours in self._item.keep.items()}
+            types = {ours: type_of(opened.schema, theirs) for theirs, ours in self._item.keep.items()}
             kept = {ours: _plain(kind) for ours, kind in types.items() if kind is not None}
         rows, exact = self._rows()
         return FileFacts(

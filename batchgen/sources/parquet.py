@@ -40,10 +40,10 @@ class ParquetSource:
                 if schema.names.count(column) > 1:
                     raise InputError(f"{self._path}: has two columns {column!r}; nobody knows which is meant")
             for what, name in (("text_field", self._item.text_field), ("id_field", self._item.id_field)):
-                if name is not None and _type_of(schema, name) is None:
+                if name is not None and type_of(schema, name) is None:
                     columns = ", ".join(schema.names)
                     raise InputError(f"{self._path}: has no column {name!r} ({what}); it has: {columns}")
-            kept = {ours: kind for theirs, ours in self._item.keep.items() if (kind := _type_of(schema, theirs))}
+            kept = {ours: kind for theirs, ours in self._item.keep.items() if (kind := type_of(schema, theirs))}
             stat = self._path.stat()
             rows = file.metadata.num_rows
         return FileFacts(str(self._path), self._number, stat.st_size, stat.st_mtime_ns, rows, exact=True, kept=kept)
@@ -61,7 +61,7 @@ class ParquetSource:
 
     def read(self, split: Split) -> Iterator[Document]:
         with self._open() as file:
-            columns = sorted({name for name in self._wanted if _type_of(file.schema_arrow, name) is not None})
+            columns = sorted({name for name in self._wanted if type_of(file.schema_arrow, name) is not None})
             row = sum(file.metadata.row_group(group).num_rows for group in range(split.start))
             try:
                 # Group by group: a batch over two groups would lose whole rows to a broken one behind them.
@@ -102,7 +102,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | Exception]:
                 yield e
 
 
-def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+def type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
     """The type of a column, or of a field inside a struct column; None where there is none."""
     if name in schema.names:
         return schema.field(name).type

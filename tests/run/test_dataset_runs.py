@@ -197,6 +197,8 @@ def hub(tmp_path, monkeypatch):
 
     def load_dataset_builder(path, revision=None, **arguments):
         assert path == "org/data"
+        if revision is None:
+            return real(path, **arguments)
         hub.opened.append(revision)
         return real("json", data_files=f"{tmp_path}/in/*.jsonl", **arguments)
 
@@ -243,6 +245,15 @@ def test_another_revision_in_the_job_is_refused_by_its_key(tmp_path, out, hub):
     assert len(by_id(out)) == 7
     hub.commits["v2"] = "c" * 40
     assert start(job).report["attempt"]["requests"] == 0
+
+
+def test_a_folder_that_is_gone_does_not_become_a_data_set_of_the_hub(tmp_path, hub):
+    folder = write_jsonl(tmp_path / "org/data/train.jsonl", map(record, range(5)))
+    start(hub_job(tmp_path))
+    folder.rename(tmp_path / "gone.jsonl")
+    folder.parent.rmdir()
+    with pytest.raises(FingerprintError, match=f'revision: \\(not set\\) → "{FIRST}"'):
+        start(hub_job(tmp_path))
 
 
 def test_a_fresh_run_takes_the_commit_of_its_own_day(tmp_path, hub):

@@ -17,7 +17,7 @@ import pytest
 from helpers_data import ALL, read, row, write_groups, write_lines
 
 from batchgen.config import Dataset, Input, Job
-from batchgen.errors import ConfigError, InputError
+from batchgen.errors import ConfigError, InputError, Interrupted
 from batchgen.sources import dataset as module
 from batchgen.sources.dataset import DatasetSource, pinned, state
 
@@ -417,6 +417,12 @@ def test_what_is_nowhere_is_told(hub, kind, dataset, words):
     hub.answer = not_found(kind)
     with pytest.raises(InputError, match=words):
         commit_of(hub_job(**dataset))
+
+
+def test_a_signal_while_the_hub_is_asked_ends_the_start(hub):
+    hub.answer = Interrupted("stopped by SIGTERM")
+    with pytest.raises(Interrupted):
+        commit_of(hub_job())
 
 
 def test_arguments_that_mean_nothing_are_refused(hub, tmp_path):
