@@ -359,7 +359,7 @@ OWN_NAMES = ("text", "boundary")
 def _input_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
     for index, item in enumerate(job.input):
         if item.path is None and item.dataset is None:
-            yield ("input", index, "path"), "path or dataset is required"
+            yield ("input", index, "path"), "this key is required, or dataset"
         if item.path is not None and item.dataset is not None:
             yield ("input", index, "dataset"), "an input has path or dataset, not both"
 

@@ -30,7 +30,6 @@ input:
       data_dir: data/c
       data_files: c.parquet
       split: test
-      revision: v1
     keep: {theme: title, area: lang}
 prompt:
   mode: chat

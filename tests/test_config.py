@@ -132,7 +132,7 @@ MISTAKES = [
     ("data_files: c.parquet", "data_files: []", "input.2.dataset.data_files", "a path is wanted"),
     ("data_files: c.parquet", "data_files: {train: [a, 7]}", "input.2.dataset.data_files", "a path is wanted"),
     ("split: test", "split: [test]", "input.2.dataset.split", "valid string"),
-    ("revision: v1", "revision: 12", "input.2.dataset.revision", "valid string"),
+    ("split: test", "revision: 12", "input.2.dataset.revision", "valid string"),
     ("dataset:\n      path: parquet", "dataset:", "input.2.dataset.path", "is required"),
     (
         "path: data/b.parquet",
@@ -215,7 +215,7 @@ FIELDS = {
     "input.dataset.data_dir": ("data/c", None),
     "input.dataset.data_files": ("c.parquet", None),
     "input.dataset.split": ("test", "train"),
-    "input.dataset.revision": ("v1", None),
+    "input.dataset.revision": (None, None),
     "input.id_field": ("id", None),
     "input.text_field": ("body.text", "text"),
     "input.keep": ({"title": "title", "lang": "lang"}, {}),
