@@ -58,6 +58,7 @@ lifecycle:
   grace_s: 5.5
 output:
   dir: out
+  format: jsonl
 """
 
 
