@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from batchgen import fsio, plan
+from batchgen import plan
 from batchgen.config import Job
 from batchgen.data import Record
 from batchgen.errors import OutputError
@@ -68,7 +68,7 @@ def _read_parts(run: RunDirectory, sink: Sink) -> _Held:
         try:
             part = sink.read_keys(path)
         except DamagedPartError as e:
-            damaged.append(_set_aside(run, path, e))
+            damaged.append(_set_aside(run, sink, path, e))
             continue
         told |= part.footer.get("files", {})
         named = part.sources.combine_chunks().dictionary_encode()
@@ -106,13 +106,9 @@ def superseded(run: RunDirectory, sink: Sink, repeated: KeySet) -> dict[Path, se
     return found
 
 
-def _set_aside(run: RunDirectory, path: Path, damage: DamagedPartError) -> str:
+def _set_aside(run: RunDirectory, sink: Sink, path: Path, damage: DamagedPartError) -> str:
     """Move a damaged part out of the way; the sentence about it."""
-    try:
-        run.damaged.mkdir(exist_ok=True)
-        path.rename(run.damaged / path.name)
-    except OSError as e:
-        raise fsio.output_error(path, e) from e
+    sink.move(path, run.damaged)
     return f"{path.name}: {damage}; moved to {run.damaged.name}/, its documents are done again"
 
 
@@ -123,7 +119,7 @@ def _take_out(run: RunDirectory, sink: Sink, old: Mapping[Path, set[str]]) -> tu
         try:
             sink.drop(path, keys, to=None)
         except DamagedPartError as e:
-            damaged.append(_set_aside(run, path, e))
+            damaged.append(_set_aside(run, sink, path, e))
     return tuple(damaged)
 
 
@@ -239,6 +235,6 @@ def settle(run: RunDirectory, sink: Sink, orphans: KeySet) -> None:
             if gone := {key.tobytes().hex() for key in keys[orphans.places(keys) >= 0]}:
                 sink.drop(path, gone, to=run.orphans / path.name)
         except DamagedPartError as e:
-            damaged += (_set_aside(run, path, e),)
+            damaged += (_set_aside(run, sink, path, e),)
     if damaged:
         raise OutputError("\n".join(damaged) + "; start the same command again")

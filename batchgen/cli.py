@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchgen.executors.local import OnChange
+    from batchgen.executors.writers import Format
     from batchgen.lifecycle import Stop
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -129,6 +130,39 @@ def status(run_dir: Path, as_json: bool) -> int:
     return 0
 
 
+@cli.command()
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("out", metavar="OUT")
+@click.option("--format", "form", type=click.Choice(["parquet", "jsonl", "csv"]), help="The format, where OUT does "
+              "not end in it.")  # fmt: skip
+@click.option("--sort", is_flag=True, help="Write the rows in the order of the input.")
+@click.option("--failed", is_flag=True, help="Write failed rows only.")
+@click.option("--force", is_flag=True, help="Replace OUT where it is there.")
+@_JSON
+def export(
+    *, run_dir: Path, out: str, form: "Format | None", sort: bool, failed: bool, force: bool, as_json: bool
+) -> int:
+    """Write the rows of a run into one file.
+
+    OUT ends in .parquet, .jsonl or .csv; `-` is stdout. The newest row of each document, at any time, while the run
+    goes too.
+    """
+    if out == "-" and as_json:
+        raise click.UsageError("--json has no place to go: stdout has the rows")
+    from batchgen.executors import export as exporting
+
+    path = None if out == "-" else Path(out)
+    wish = exporting.Wish(path, form or exporting.format_of(path), in_order=sort, failed=failed, force=force)
+    try:
+        written = exporting.export(run_dir, wish)
+    except BrokenPipeError:  # click would make it 1
+        return _reader_has_gone()
+    if as_json:
+        _print_json(written)
+    _say(f"{written['rows']:,} rows, {written['bytes']:,} bytes → {'stdout' if path is None else path}")
+    return 0
+
+
 @cli.command(name="demo-model")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 def demo_model(folder: Path) -> int:
@@ -169,6 +203,12 @@ def _say(text: str) -> None:
     logging.getLogger("batchgen").info("%s", text)
 
 
+def _reader_has_gone() -> int:
+    """The exit status once whoever read our stdout has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
 def _set_up_log() -> None:
     """Our sentences go to stderr: bare on a terminal, with the time of day in a file."""
     handler = logging.StreamHandler(sys.stderr)
@@ -200,9 +240,8 @@ def main(stop: "Stop | None" = None) -> None:
     except BatchgenError as e:
         logging.getLogger("batchgen").error("%s", e)  # noqa: TRY400  a user's error has no traceback
         sys.exit(e.exit_status)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError:
+        sys.exit(_reader_has_gone())
     except Exception:
         logging.getLogger("batchgen").exception("this is a bug in batchgen; please report it with these lines")
         sys.exit(BUG)

@@ -239,6 +239,9 @@ class Lifecycle(Section):
 
 class Output(Section):
     dir: str = Field(description="The run directory: summaries, report, and what a resume needs.")
+    format: Literal["parquet", "jsonl"] = Field(
+        "parquet", description="Format of the summaries: Parquet, or JSON Lines for what reads line by line."
+    )
 
     @property
     def path(self) -> Path:

@@ -22,6 +22,7 @@ from batchgen.config import Job
 from batchgen.data import Split
 from batchgen.errors import ConfigError, InputError
 from batchgen.rundir import RunDirectory
+from batchgen.sinks.kept import common_type
 from batchgen.sources import dataset, is_known, open_source
 from batchgen.sources.base import FileFacts, State
 
@@ -62,16 +63,7 @@ class Plan:
     def kept(self, job: Job) -> dict[str, pa.DataType]:
         """The kept columns and their types: what all files agree on, text where they do not."""
         names = dict.fromkeys(name for item in job.input for name in item.keep.values())
-        return {name: _common([file.kept[name] for file in self.files if name in file.kept]) for name in names}
-
-
-def _common(kinds: list[pa.DataType]) -> pa.DataType:
-    kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
-    try:
-        schemas = [pa.schema([("x", kind)]) for kind in kinds]
-        return pa.unify_schemas(schemas, promote_options="permissive").field("x").type if kinds else pa.string()
-    except pa.ArrowException:
-        return pa.string()
+        return {name: common_type([file.kept[name] for file in self.files if name in file.kept]) for name in names}
 
 
 def discover(job: Job, known: Mapping[str, Any] | None = None) -> tuple[FileFacts, ...]:
@@ -243,9 +235,9 @@ def make(job: Job, run: RunDirectory) -> Plan:
     ]
     plan = Plan(files, tuple(ordered), found.skipped, found.left_out)
     kept = {name: _text(kind) for name, kind in plan.kept(job).items()}
-    # A file that is gone keeps its entry: when it comes back unchanged, so do its splits.
+    # In reading order. A file that is gone keeps its entry: when it comes back unchanged, so do its splits.
     gone = sorted({*entries} - {*current})
-    value = {"files": entries | current, "gone": gone, "splits": splits, "kept": kept}
+    value = {"files": current | {path: entries[path] for path in gone}, "gone": gone, "splits": splits, "kept": kept}
     text = json.dumps(value, indent=1)
     if not run.plan_json.exists() or run.plan_json.read_text() != text:
         fsio.write_atomic(run.plan_json, text.encode(), owner=run.owner)
@@ -275,6 +267,11 @@ def known_rows(run: RunDirectory) -> tuple[int, bool]:
     known = _read(run.plan_json)
     entries = [entry for path, entry in known["files"].items() if path not in known.get("gone", ())]
     return sum(entry["rows"] for entry in entries), all(entry["exact"] for entry in entries)
+
+
+def reading_order(run: RunDirectory) -> list[str]:
+    """The files of the latest plan in the order they are read; those that are gone come last."""
+    return list(_read(run.plan_json)["files"])
 
 
 def _read(path: Path) -> dict[str, Any]:

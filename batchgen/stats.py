@@ -14,7 +14,7 @@ import jsonlines
 
 from batchgen.data import Completion, Record
 from batchgen.engines.base import EngineMetrics
-from batchgen.fsio import output_error
+from batchgen.fsio import open_append, output_error
 
 SAMPLE_S = 5.0
 
@@ -158,7 +158,7 @@ class Telemetry:
     def event(self, name: str, **values: Any) -> None:
         try:
             if self._writer is None:
-                self._stream = self._path.open("a", encoding="utf-8")
+                self._stream = open_append(self._path, records=True)
                 self._writer = jsonlines.Writer(self._stream, flush=True)
                 self._write("start", self._start)
             self._write(name, values)
@@ -191,13 +191,13 @@ class Telemetry:
 
 
 def read_telemetry(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of an attempt; a last line that a kill cut short is left out."""
+    """The events of an attempt; lines that a kill cut short, or that hold no event, are left out."""
     with path.open("rb") as stream:
         for line in stream:
             try:
                 value = json.loads(line)
-            except ValueError:
-                return
+            except (ValueError, RecursionError):
+                continue
             if isinstance(value, dict):
                 yield value
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from batchgen.engines.base import Engine
+from batchgen.fsio import open_append
 from batchgen.lifecycle import Stop
 
 _LOOK_S = 0.25
@@ -66,7 +67,7 @@ class Watchdog:
     def _dump(self) -> None:
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            with (self._logs / "stacks-run.txt").open("a", encoding="utf-8") as stream:
+            with open_append(self._logs / "stacks-run.txt", records=False) as stream:
                 faulthandler.dump_traceback(stream, all_threads=True)
         except OSError as e:  # the stacks only help to understand; the engine has to go anyway
             log.warning("the stacks cannot be written: %s", e)

@@ -65,6 +65,7 @@ lifecycle:
   grace_s: 5.5
 output:
   dir: out
+  format: jsonl
 """
 
 

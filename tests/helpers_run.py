@@ -71,11 +71,21 @@ def command(*args, env=None) -> subprocess.CompletedProcess:
 
 
 def rows(folder: Path) -> list[dict]:
-    """All rows of a run, by plain pyarrow.dataset, sorted by key."""
+    """All rows of a run, by plain pyarrow.dataset or line by line, sorted by key; ids as text."""
     summaries = folder / "summaries"
     if not any(summaries.glob("part-*")):
         return []
-    return sorted(ds.dataset(summaries).to_table().to_pylist(), key=lambda row: row["doc_key"])
+    if not any(summaries.glob("part-*.jsonl")):
+        found = ds.dataset(summaries).to_table().to_pylist()
+    else:
+        found = [
+            json.loads(line)
+            for path in sorted(summaries.glob("part-*"))
+            for line in path.read_bytes().split(b"\n")[:-1]
+        ]
+        for row in found:
+            row["id"] = None if row["id"] is None else str(row["id"])
+    return sorted(found, key=lambda row: row["doc_key"])
 
 
 def by_id(folder: Path) -> dict:

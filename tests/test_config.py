@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from batchgen import config
 from batchgen.config import COLUMNS, Job, Origin, load, nearest
 from batchgen.errors import ConfigError
-from batchgen.sinks import parquet
+from batchgen.sinks import columns
 
 TOP = Path(__file__).parent.parent
 
@@ -59,6 +59,7 @@ MISTAKES = [
     ("keep: [title, lang]", "keep: {title: 1}", "input.0.keep.title", "valid string"),
     ("keep: [title, lang]", "keep: {1: title}", "input.0.keep.1", "valid string"),
     ("backend: fake", "backend: vlm", "engine.backend", "'vllm' or 'fake'"),
+    ("format: jsonl", "format: csv", "output.format", "'parquet' or 'jsonl'"),
     ("feed: rolling", "feed: stream", "engine.feed", "'rolling' or 'generate'"),
     ("feed: rolling", "feed: on", "engine.feed", "write true or false, or quote it"),
     ("mode: chat", "mode: complete", "prompt.mode", "'chat' or 'completion'"),
@@ -85,7 +86,7 @@ MISTAKES = [
     ("interval_s: 2.5", "interval_s: [2]", "checkpoint.interval_s", "a number is wanted"),
     ("interval_s: 2.5", "interval_s: .inf", "checkpoint.interval_s", "finite number"),
     ("temperature: 0.5", "temperature: .nan", "sampling.temperature", "finite number"),
-    ("output:\n  dir: out", "output: out", "output", "valid dictionary"),
+    ("output:\n  dir: out\n  format: jsonl", "output: out", "output", "valid dictionary"),
     ("failures:\n  max: 3\n  strikes: 4", "failures:", "failures", "valid dictionary"),
     ("  max: 3", "  3: max", "failures.3", "Keys should be strings"),
     # Booleans, which Python counts as numbers.
@@ -115,7 +116,7 @@ MISTAKES = [
         "prompt.user",
         "is required",
     ),
-    ("output:\n  dir: out", "▸output: {}", "output.dir", "is required"),
+    ("output:\n  dir: out\n  format: jsonl", "▸output: {}", "output.dir", "is required"),
     ("path: data/a.jsonl\n    id_field: id", "id_field: id", "input.0.path", "is required"),
     # Kept names that would hide a column or the document.
     ("keep: [title, lang]", "keep: [title, summary]", "input.0.keep", "'summary' is a name of batchgen's own"),
@@ -254,6 +255,7 @@ FIELDS = {
     "failures.max": (3, 0),
     "output": (None, ...),
     "output.dir": ("out", ...),
+    "output.format": ("jsonl", "parquet"),
 }
 NO_MISTAKE_POSSIBLE = {
     "input.path",
@@ -336,7 +338,7 @@ def test_variables_are_what_the_user_turn_reads(tmp_path):
 
 
 def test_columns_are_those_that_parts_have():
-    written = [name for name, *_ in (*parquet._LEADING, *parquet._FOLLOWING, *parquet._LAST)] + ["fingerprint"]
+    written = list(columns.TYPES)
     assert sorted(COLUMNS) == sorted(written)
 
 

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -17,7 +18,7 @@ from helpers_run import record, rows, start, write_job, write_jsonl
 from batchgen import config, data, errors, schema
 from batchgen.cli import cli
 from batchgen.config import COLUMNS, Job
-from batchgen.sinks.parquet import KEPT_FIELD_UNFIT
+from batchgen.sinks.columns import KEPT_FIELD_UNFIT
 from batchgen.stats import read_telemetry
 
 TOP = Path(__file__).parent.parent
@@ -255,7 +256,30 @@ def test_telemetry_events_and_counts_are_those_of_the_page(run):
     assert [name for name, _ in counts] == list(next(one for one in events if "counts" in one)["counts"])
 
 
-def test_files_of_a_run_are_those_of_the_page(run):
+@pytest.fixture(scope="module")
+def run_of_lines(tmp_path_factory):
+    """A run with parts of JSON Lines, a damaged one and orphans."""
+    folder = tmp_path_factory.mktemp("lines")
+    write_jsonl(folder / "in/a.jsonl", map(record, range(9)))
+    gone = write_jsonl(folder / "in/b.jsonl", [record(9)])
+    job = write_job(
+        folder, [folder / "in/*"], checkpoint={"rows": 4}, output={"dir": str(folder / "out"), "format": "jsonl"}
+    )
+    start(job)
+    gone.unlink()
+    min(folder.glob("out/summaries/part-*")).write_bytes(b"torn")
+    start(job)
+    return folder / "out"
+
+
+def test_a_line_of_json_has_the_columns_of_the_page(run_of_lines):
+    row = json.loads(min(run_of_lines.glob("summaries/part-*")).read_text().split("\n")[0])
+    assert [name for name in row if name != "title"] == list(table("output.md", "Columns"))
+
+
+@pytest.mark.parametrize("format_", ["parquet", "jsonl"])
+def test_files_of_a_run_are_those_of_the_page(format_, request):
+    run = request.getfixturevalue("run" if format_ == "parquet" else "run_of_lines")
     told = [
         re.compile(re.sub(r"<\w+>", r"\\d+", name.replace(".", r"\.").replace("…", ".*")))
         for name in table("output.md", "The run directory")
@@ -266,9 +290,10 @@ def test_files_of_a_run_are_those_of_the_page(run):
 
 
 @pytest.mark.parametrize("page", ["output.md", "troubleshooting.md"])
-def test_python_on_the_page_works(run, tmp_path, page):
+def test_python_on_the_page_works(run, run_of_lines, tmp_path, page):
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs/summarize").symlink_to(run)
+    (tmp_path / "outputs/summarize_jsonl").symlink_to(run_of_lines)
     env = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
@@ -288,7 +313,7 @@ def tree(kind=errors.BatchgenError):
 
 def test_exit_statuses_are_those_of_the_code():
     known = {kind.exit_status for kind in tree()} | {errors.OK, errors.TOO_MANY_FAILED, errors.BUG}
-    known.add(click.UsageError.exit_code)
+    known |= {click.UsageError.exit_code, 128 + signal.SIGPIPE}
     assert set(table("exit-codes.md", "Exit statuses")) == {*map(str, known), "128 + n"}
 
 

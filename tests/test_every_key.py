@@ -409,6 +409,13 @@ def _(bench):
     assert [bench.run(fails, f"failures.max={n}").exit_status for n in (0, 1, 2)] == [3, 3, 0]
 
 
+@effect("output.format")
+def _(bench):
+    plain, found = bench.run(), bench.run("output.format=jsonl")
+    assert found.rows == plain.rows
+    assert {path.suffix for path in found.folder.glob("summaries/part-*")} == {".jsonl"}
+
+
 @effect("output.dir")
 def _(bench):
     folder = bench.folder / "elsewhere"

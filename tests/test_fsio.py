@@ -143,3 +143,60 @@ def test_a_removed_file_is_gone_and_none_is_fine(tmp_path):
     fsio.remove(tmp_path / "file")
     fsio.remove(tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_that_is_left_by_an_error_changes_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    class Killed(BaseException):
+        pass
+
+    def leave(error):
+        with fsio.atomic(path, owner="7") as stream:
+            stream.write(b"half of it")
+            raise error
+
+    for error in (ValueError, Killed):
+        with pytest.raises(error):
+            leave(error)
+    assert path.read_bytes() == b"old"
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    with fsio.atomic(path, owner="7") as stream:
+        stream.write(b"ne")
+        stream.write(b"w")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_file_moves_into_a_folder_once(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    fsio.move(path, tmp_path / "folder")
+    fsio.move(path, tmp_path / "folder")
+    assert (tmp_path / "folder/file").read_bytes() == b"x"
+    assert not path.exists()
+    (tmp_path / "other").write_bytes(b"")
+    path.write_bytes(b"x")
+    with pytest.raises(OutputError, match="cannot be written"):
+        fsio.move(path, tmp_path / "other")
+
+
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize("before", [None, b"", b"{}\n", b'{"x": "' + b"y" * 200_000 + b'"}\n'])
+def test_what_is_whole_is_gone_on_with(tmp_path, before, records):
+    path = tmp_path / "file"
+    if before is not None:
+        path.write_bytes(before)
+    with fsio.open_append(path, records=records) as stream:
+        stream.write("ä\n")
+        assert path.read_bytes() == (before or b"") + "ä\n".encode()  # each line goes out at once
+
+
+@pytest.mark.parametrize("room", [0, 1, 70_000])
+@pytest.mark.parametrize("length", [10, 200_000])
+def test_a_torn_last_line_of_any_length_is_cut_off(tmp_path, length, room):
+    path = tmp_path / "file"
+    path.write_bytes(b"{}\n" + b'{"x": "' + b"y" * length + bytes(room))
+    with fsio.open_append(path, records=True) as stream:
+        stream.write("{}\n")
+    assert path.read_bytes() == b"{}\n{}\n"

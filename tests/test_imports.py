@@ -25,7 +25,7 @@ SEAMS = {
     "sources": {"config", "data", "errors"},
     "sinks": {"data", "errors", "fsio"},
     "workflows": {"data", "errors"},
-    "engines": {"adapter", "config", "data", "errors", "model", "tokenizer"},
+    "engines": {"adapter", "config", "data", "errors", "fsio", "model", "tokenizer"},
     "prompts": {"config", "data", "errors", "tokenizer"},
     "tokenizer": {"errors", "plain_text"},
     "plain_text": set(),

@@ -231,6 +231,14 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path):
     assert counts_of(path) == Counts()
 
 
+def test_events_after_a_bad_line_are_read(tmp_path):
+    path = tmp_path / "t.jsonl"
+    good = json.dumps({"event": "end", "counts": {"ok": 3}}).encode()
+    path.write_bytes(good[:9] + good + b"\n" + bytes(40) + b"\n\xff\n\n[1]\n" + b"[" * 100_000 + b"\n" + good + b"\n")
+    assert [one["event"] for one in read_telemetry(path)] == ["end"]
+    assert counts_of(path) == Counts(ok=3)
+
+
 def test_counts_of_another_version_are_read_as_far_as_they_are_known(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"event": "end", "counts": {"ok": 3, "of_tomorrow": 5}}\n[1]\n')

@@ -21,6 +21,7 @@ from batchgen.data import Completion, Request
 from batchgen.engines import vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.errors import BatchgenError, ConfigError, EngineError
+from batchgen.fsio import open_append
 
 _END_S = 10.0
 _STACKS_S = 0.5
@@ -244,7 +245,7 @@ def _start(args: dict[str, Any], sampling: Sampling, log: Path) -> Any:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     log.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(vllm_plugin.environment(log.parent))
-    with log.open("a", encoding="utf-8", buffering=1) as stream, _standard_streams_to(stream):
+    with open_append(log, records=False) as stream, _standard_streams_to(stream):
         begin = log.stat().st_size
         try:
             from vllm import LLM
@@ -265,7 +266,7 @@ def _log_to(log: Path) -> Callable[[], None]:
 
     Children keep the streams they were started with; this logger would otherwise go on to the terminal.
     """
-    stream = log.open("a", encoding="utf-8", buffering=1)
+    stream = open_append(log, records=False)
     moved = [
         handler
         for handler in logging.getLogger("vllm").handlers

@@ -12,6 +12,8 @@ import os
 import signal
 from pathlib import Path
 
+from batchgen.fsio import open_append
+
 OWNER = "BATCHGEN_ENGINE_OWNER"  # environment: the pid of the run; without it nothing is done
 STACKS = "BATCHGEN_ENGINE_STACKS"  # environment: the folder for stacks
 STACKS_SIGNAL = signal.SIGRTMIN + 3  # asks an engine process to write its stacks there
@@ -31,7 +33,7 @@ def register() -> None:
     except ProcessLookupError:  # it ended before the kernel was asked to tell
         os._exit(1)
     if folder := os.environ.get(STACKS):
-        stream = (Path(folder) / f"stacks-{os.getpid()}.txt").open("a", encoding="utf-8")
+        stream = open_append(Path(folder) / f"stacks-{os.getpid()}.txt", records=False)
         faulthandler.register(STACKS_SIGNAL, file=stream, all_threads=True)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from batchgen import plan, report
+from batchgen import plan, report, sinks
 from batchgen.config import JobFile
 from batchgen.engines import settings
 from batchgen.errors import ConfigError
@@ -12,7 +12,7 @@ from batchgen.executors.local import check, tokenizer_of
 from batchgen.fingerprint import differences
 from batchgen.prompts import PromptBuilder
 from batchgen.rundir import RunDirectory
-from batchgen.sinks.parquet import ParquetSink
+from batchgen.sinks.base import Sink
 
 
 def validate(file: JobFile) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def validate(file: JobFile) -> dict[str, Any]:
     files = plan.discover(job)
     run = RunDirectory(job.output.path)
     old = run.read_run()
+    sinks.refuse_other(run.summaries, job.output.format)
     args: dict[str, Any] = dict(job.engine.args)
     if job.engine.backend == "vllm" and checked.model is not None:
         args |= settings.chosen(job, checked.model, checked.adapter)
@@ -58,13 +59,20 @@ def _count(rows: int, *, exact: bool) -> str:
     return f"{'' if exact else 'about '}{rows:,} rows"
 
 
-def status(path: Path) -> dict[str, Any]:
-    """How far a run is. Raises ConfigError where the folder is none."""
+def open_run(path: Path) -> tuple[RunDirectory, dict[str, Any], Sink]:
+    """(the run, its run.json, the sink of its parts). Raises ConfigError where the folder is none."""
     run = RunDirectory(path)
     known = run.read_run()
     if known is None:
         raise ConfigError(f"{path}: is no run directory: it has no run.json")
-    rows = report.read_rows(run, ParquetSink({}, owner=run.owner))
+    name = sinks.format_of(run.summaries) or known["job"]["output"].get("format", "parquet")
+    return run, known, sinks.open_sink(name, owner=run.owner)
+
+
+def status(path: Path) -> dict[str, Any]:
+    """How far a run is. Raises ConfigError where the folder is none."""
+    run, known, sink = open_run(path)
+    rows = report.read_rows(run, sink)
     planned, exact = plan.known_rows(run)
     total = planned if exact else max(planned, rows.count)
     return {
@@ -79,7 +87,7 @@ def status(path: Path) -> dict[str, Any]:
         "skipped": rows.status["skipped"],
         "pending": max(0, total - rows.count),
         "reasons": dict(sorted(rows.reasons.items())),
-        "parts": len(run.parts(ParquetSink.suffix)),
+        "parts": len(run.parts(sink.suffix)),
         "attempts": len(run.telemetries()),
     }
 

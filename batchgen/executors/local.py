@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from batchgen import __version__, chat_template, checkpoint, plan, report
+from batchgen import __version__, chat_template, checkpoint, plan, report, sinks
 from batchgen.adapter import Adapter
 from batchgen.adapter import resolve as resolve_adapter
 from batchgen.chat_template import ChatTemplate
@@ -25,7 +25,7 @@ from batchgen.pipeline import run_pass
 from batchgen.progress import Progress
 from batchgen.prompts import PromptBuilder, check_templates
 from batchgen.rundir import SHARD, RunDirectory
-from batchgen.sinks.parquet import ParquetSink, kept_types
+from batchgen.sinks.base import Sink
 from batchgen.sources.dataset import pinned
 from batchgen.stats import Stats, Telemetry
 from batchgen.strikes import Strikes
@@ -159,9 +159,9 @@ class _Attempt:
             log.info("files of no format batchgen reads, left out: %s", plan.names(files.left_out))
         if files.skipped:
             log.warning("files that cannot be read, skipped: %s", f"{len(files.skipped):,}")
-        kept = files.kept(self.job)
-        kept |= kept_types(self.directory.parts(ParquetSink.suffix), list(kept))
-        sink = ParquetSink(kept, owner=self.directory.owner)
+        parts = self.job.output.format
+        kept = sinks.types_to_keep(parts, self.directory.summaries, files.kept(self.job))
+        sink = sinks.open_sink(parts, kept=kept, owner=self.directory.owner)
         loaded = checkpoint.load(self.job, files.files, self.directory, sink)
         for damaged in loaded.damaged:
             log.warning("damaged part: %s", damaged)
@@ -218,13 +218,13 @@ class _Attempt:
     def _settle_identity(self) -> None:
         """Go on only with the settings of the parts that are there, unless told otherwise."""
         if self.options.fresh:
-            if self.directory.run_json.exists() or self.directory.parts(ParquetSink.suffix):
+            if self.directory.run_json.exists() or any(self.directory.summaries.glob("part-*")):
                 log.info("--fresh: the old run is now %s", self.directory.set_aside())
             old = None
         else:
             old = self.directory.read_run()
         now = self.checked.fingerprint
-        made = bool(self.directory.parts(ParquetSink.suffix))  # without a row, settings are nobody's yet
+        made = sinks.format_of(self.directory.summaries) is not None  # without a row, settings are nobody's yet
         if made and old is not None and (lines := differences(old["fingerprint"], now)):
             if self.options.on_change == "refuse":
                 raise FingerprintError(_refusal(self.directory.path, lines))
@@ -238,6 +238,7 @@ class _Attempt:
                 old = None
             else:
                 log.info("--on-change keep: going on under new settings; rows tell theirs in column fingerprint")
+        sinks.refuse_other(self.directory.summaries, self.job.output.format)
         began = (old or {}).get("began") or datetime.now(UTC).isoformat(timespec="seconds")
         earlier = dict((old or {}).get("earlier_fingerprints", {}))
         if made and old is not None and digest(old["fingerprint"]) != digest(now):
@@ -302,7 +303,7 @@ class _Attempt:
             cache = f", KV cache {info.kv_cache_tokens:,} tokens" if info.kv_cache_tokens else ""
             log.info("engine ready in %.0f s: %s%s", self.stats.engine_start_s, info.device, cache)
 
-    def _finish(self, line: Line, reading: Reading, sink: ParquetSink) -> int:
+    def _finish(self, line: Line, reading: Reading, sink: Sink) -> int:
         """After a whole pass: one row a document. The number of orphans moved."""
         plan.counted(self.directory, line.committer.counted)
         orphans = line.index.unseen() if reading.complete else KeySet.empty()
@@ -316,7 +317,7 @@ class _Attempt:
         return len(orphans)
 
     def _end(
-        self, line: Line, reading: Reading, sink: ParquetSink, failure: BatchgenError | None, notes: dict[str, Any]
+        self, line: Line, reading: Reading, sink: Sink, failure: BatchgenError | None, notes: dict[str, Any]
     ) -> Outcome:
         for error in reading.file_errors:
             log.error("%s", error)

@@ -2,21 +2,55 @@
 
 import errno
 import os
+import tempfile
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from helpers_data import document, hexes, record
+from helpers_data import PROPERTY, document, hexes, placed, record
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchgen.errors import OutputError
+from batchgen.sinks import columns
 from batchgen.sinks.base import DamagedPartError
+from batchgen.sinks.jsonl import JsonlSink
 from batchgen.sinks.parquet import ParquetSink
 
 FOOTER = {"version": 1, "attempt": 3, "splits": [0, 4], "files": {"ä.jsonl": {"rows": 2, "size": 2**40}}}
 
 
-@pytest.fixture(params=[ParquetSink], ids=["parquet"])
+# Any text of which the lone surrogates were cleaned away, control characters and line separators included.
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from('\0\n\r\x0b\x1c\x7f\x85\u2028\u2029\ufeff"\\,')
+)
+IDS = st.tuples(TEXT, st.just("str")) | st.tuples(
+    (st.integers() | st.integers(-(10**400), 10**400)).map(str), st.just("int")
+) | st.just((None, None))  # fmt: skip
+
+
+@st.composite
+def st_records(draw):
+    id_text, id_type = draw(IDS)
+    at = document(
+        draw(st.integers(0, 1 << 60)),
+        id=id_text,
+        id_type=id_type,
+        source=draw(TEXT),
+        keep={"k": draw(TEXT | st.none())},
+    )
+    flags = draw(st.lists(st.sampled_from(["copied", "summary_cut"]), max_size=2))
+    return record(at, summary=draw(TEXT | st.none()), error=draw(TEXT | st.none()), flags=tuple(flags))
+
+
+SINKS = {"parquet": ParquetSink, "jsonl": JsonlSink}
+KEPT = {"title": pa.string(), "year": pa.int64()}
+
+
+@pytest.fixture(params=SINKS)
 def sink(request):
-    return request.param({"title": pa.string(), "year": pa.int64()}, owner="00000")
+    return SINKS[request.param](KEPT, owner="00000")
 
 
 @pytest.fixture
@@ -30,6 +64,15 @@ def write(sink, path, *records, footer=FOOTER):
 
 def ids(sink, path):
     return sink.read(path, ["id"]).column("id").to_pylist()
+
+
+def visible(folder):
+    """Names in the folder that a reader of summaries sees."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def temporary(folder):
+    return list(folder.glob(".tmp-*"))
 
 
 def test_a_part_tells_its_keys_contents_sources_and_footer_in_order(sink, part):
@@ -50,15 +93,47 @@ def test_a_part_gives_back_the_columns_that_are_asked_for(sink, part):
     assert table.column_names == ["status", "summary"]
 
 
+def test_all_columns_come_back_with_their_types(sink, part):
+    flagged = record(document(1, id="12345678901234567890", id_type="int"), flags=("copied",), prompt_tokens=7)
+    bare = record(placed(document(2, id=None, id_type=None)), "failed", error_type="bad_json", error="line 3")
+    records = [record(0), flagged, bare]
+    write(sink, part, *records)
+    names = list(columns.TYPES)
+    table = sink.read(part, names)
+    assert table.schema == pa.schema(columns.TYPES)
+    want = [{name: columns.row(one, (), fingerprint="f00d")[name] for name in names} for one in records]
+    assert table.to_pylist() == want
+
+
+def test_rows_have_all_columns_in_order_with_kept_values_as_they_were(sink, part):
+    records = [
+        record(document(0, keep={"title": "T \u2028", "year": 1999})),
+        record(document(1, id="-5", id_type="int", keep={"year": None})),
+    ]
+    write(sink, part, *records)
+    found = sink.rows(part)
+    assert found == [columns.row(one, KEPT, fingerprint="f00d") for one in records]
+    assert [list(row) for row in found] == [columns.order(KEPT)] * 2
+
+
+def test_types_of_the_kept_fields_hold_the_values_of_all_parts(sink, part):
+    second = part.with_name(part.name.replace("000001", "000002"))
+    write(sink, part, record(document(0, keep={"year": 1999})))
+    write(sink, second, record(document(1, keep={"title": "T", "year": None})))
+    assert sink.kept_types([part, second]) == KEPT
+    assert sink.kept_types([]) == {}
+
+
 def test_a_column_that_no_part_has_is_damage(sink, part):
     write(sink, part, record(0))
     with pytest.raises(DamagedPartError, match="nonsense"):
         sink.read(part, ["id", "nonsense"])
 
 
-def test_the_folder_holds_the_part_and_nothing_else(sink, part):
+def test_readers_of_the_folder_see_the_part_and_nothing_else(sink, part):
     write(sink, part, record(0))
-    assert [path.name for path in part.parent.iterdir()] == [part.name]
+    assert visible(part.parent) == [part.name]
+    assert temporary(part.parent) == []
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -76,18 +151,18 @@ def test_a_write_that_fails_leaves_no_part_and_no_rest(sink, part, monkeypatch, 
 
 def test_dropped_rows_are_gone_and_the_others_stay_as_they_were(sink, part):
     write(sink, part, *[record(document(n, keep={"title": f"t{n}", "year": n})) for n in range(6)])
-    columns = ["id", "title", "year", "summary", "doc_key", "finished_at", "fingerprint"]
-    before = sink.read(part, columns).to_pylist()
+    before = sink.rows(part)
     sink.drop(part, hexes(1, 4, 99), to=None)
-    assert sink.read(part, columns).to_pylist() == [before[n] for n in (0, 2, 3, 5)]
+    assert sink.rows(part) == [before[n] for n in (0, 2, 3, 5)]
     assert sink.read_keys(part).footer == FOOTER
-    assert [path.name for path in part.parent.iterdir()] == [part.name]
+    assert visible(part.parent) == [part.name]
+    assert temporary(part.parent) == []
 
 
 def test_a_part_without_rows_is_removed(sink, part):
     write(sink, part, record(0), record(1))
     sink.drop(part, hexes(0, 1), to=None)
-    assert not part.exists()
+    assert list(part.parent.iterdir()) == []
 
 
 def test_dropped_rows_move_to_another_part(sink, part):
@@ -107,12 +182,13 @@ def test_rows_that_move_later_join_those_that_moved_before(sink, part):
     assert ids(sink, other) == ["d3", "d0", "d1", "d2"]
 
 
-def test_a_move_that_was_cut_short_after_its_first_step_is_finished_without_a_double(sink, part, monkeypatch):
+def test_a_move_that_was_cut_short_after_its_first_step_is_finished_without_a_double(sink, part):
     other = part.parent.parent / "orphans" / part.name
     write(sink, part, *map(record, range(4)))
-    whole = part.read_bytes()
+    before = {path: path.read_bytes() for path in part.parent.iterdir()}
     sink.drop(part, hexes(1, 3), to=other)
-    part.write_bytes(whole)  # the rows have moved, the part still holds them
+    for path, data in before.items():  # the rows have moved, the part still holds them
+        path.write_bytes(data)
     sink.drop(part, hexes(1, 3), to=other)
     assert (ids(sink, part), ids(sink, other)) == (["d0", "d2"], ["d1", "d3"])
 
@@ -120,13 +196,12 @@ def test_a_move_that_was_cut_short_after_its_first_step_is_finished_without_a_do
 def test_a_move_whose_second_step_fails_loses_no_row(sink, part, monkeypatch):
     other = part.parent.parent / "orphans" / part.name
     write(sink, part, *map(record, range(4)))
-    replace, calls = os.replace, []
+    replace = os.replace
 
-    def fail_second(*names, **more):
-        calls.append(names)
-        if len(calls) == 2:
+    def fail_second(aside, to, **more):
+        if to == part:
             raise OSError(errno.EIO, "Input/output error")
-        replace(*names, **more)
+        replace(aside, to, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail_second)
@@ -159,6 +234,47 @@ def test_what_is_no_part_is_damaged_whatever_is_asked_of_it(sink, part, damage):
             ask(part)
         assert str(e.value)
         assert "\n" not in str(e.value)
+
+
+def test_a_part_moves_with_all_that_belongs_to_it(sink, part):
+    write(sink, part, record(0))
+    folder = part.parent.parent / "damaged"
+    sink.move(part, folder)
+    assert list(part.parent.iterdir()) == []
+    assert sink.read_keys(folder / part.name).footer == FOOTER
+    sink.move(part, folder)  # a start that was cut short does it again
+    assert ids(sink, folder / part.name) == ["d0"]
+
+
+def test_a_disk_that_does_not_answer_is_no_damage(sink, part, monkeypatch):
+    write(sink, part, record(0))
+
+    def broken(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "ParquetFile", broken)
+        patch.setattr(type(part), "open", broken)
+        with pytest.raises(OutputError, match="Input/output error"):
+            sink.read_keys(part)
+
+
+@pytest.mark.parametrize("kind", SINKS)
+@PROPERTY
+@given(records=st.lists(st_records(), min_size=1, max_size=6, unique_by=lambda one: one.document.key))
+def test_a_sink_gives_back_what_it_was_given(kind, records):
+    sink = SINKS[kind]({"k": pa.string()}, owner="00000")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"part-1{sink.suffix}"
+        write(sink, path, *records)
+        want = [columns.row(one, ["k"], fingerprint="f00d") for one in records]
+        assert sink.rows(path) == want
+        assert sink.read(path, ["id", "summary", "flags"]).to_pylist() == [
+            {name: row[name] for name in ("id", "summary", "flags")} for row in want
+        ]
+        held = sink.read_keys(path)
+        assert [key.tobytes() for key in held.keys] == [one.document.key for one in records]
+        assert held.sources.to_pylist() == [one.document.source for one in records]
 
 
 def test_a_part_that_is_not_there_is_damaged(sink, part):

@@ -12,6 +12,8 @@ import pytest
 from helpers_kill import killed
 from helpers_run import record, rows, same_rows, start, write_job, write_jsonl
 
+from batchgen.sinks import open_sink
+
 DOCUMENTS = 60
 OFTEN = [
     "batchgen.fsio:Path.replace@before",  # the temporary file is written, not renamed
@@ -20,6 +22,8 @@ OFTEN = [
     "batchgen.checkpoint:Committer.commit@after",
     "batchgen.engines.fake:FakeEngine.poll@before",
 ]
+FORMATS = ["parquet", "jsonl"]
+STEPS = ["before", "after"]
 ONCE = [
     "batchgen.checkpoint:load@after",
     "batchgen.plan:make@after",
@@ -28,56 +32,81 @@ ONCE = [
 ]
 
 
-def corpus(folder: Path, edited=()):
+# Between the steps of a part with a footer beside it.
+JSONL = [
+    "batchgen.fsio:write_atomic@before",
+    "batchgen.fsio:write_atomic@after",
+    "batchgen.fsio:sync@after",
+    "batchgen.sinks.jsonl:JsonlSink.write_part@after",
+]
+
+
+def corpus(folder: Path, edited=(), form="parquet"):
     for name, numbers in (("a", range(40)), ("b", range(40, DOCUMENTS))):
         more = {n: {"text": f"An edited text about harbour {n}, long enough to be summarized again."} for n in edited}
         write_jsonl(folder / f"in/{name}.jsonl", [record(n, **more.get(n, {})) for n in numbers])
-    return write_job(folder, [folder / "in/*.jsonl"], checkpoint={"rows": 7})
+    output = {"dir": str(folder / "out"), "format": form}
+    return write_job(folder, [folder / "in/*.jsonl"], checkpoint={"rows": 7}, output=output)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, monkeypatch_module):
-    """Rows of plain runs: of the corpus, and of the corpus with two documents edited and file b gone."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    monkeypatch_module.chdir(folder)
-    assert start(corpus(Path())).exit_status == 0
-    first = rows(Path("out"))
-    corpus(Path(), edited=[3, 17])
-    Path("in/b.jsonl").unlink()
-    assert start(Path("job.yaml")).exit_status == 0
-    return first, rows(Path("out"))
+    """Rows of plain runs: of the corpus, and of the corpus with two documents edited and file b gone; by format."""
+    found = {}
+    for form in FORMATS:
+        monkeypatch_module.chdir(tmp_path_factory.mktemp("undisturbed"))
+        assert start(corpus(Path(), form=form)).exit_status == 0
+        first = rows(Path("out"))
+        corpus(Path(), edited=[3, 17], form=form)
+        Path("in/b.jsonl").unlink()
+        assert start(Path("job.yaml")).exit_status == 0
+        found[form] = first, rows(Path("out"))
+    return found
 
 
 @pytest.mark.parametrize(
-    ("point", "nth"), [*((point, 1) for point in ONCE), *((point, nth) for point in OFTEN for nth in (1, 3, 6))]
+    ("form", "point", "nth"),
+    [
+        *(("parquet", point, 1) for point in ONCE),
+        *(("parquet", point, nth) for point in OFTEN for nth in (1, 3, 6)),
+        # run.json and plan.json are written before the parts: these are inside of and between parts.
+        *(("jsonl", point, nth) for point in JSONL for nth in (3, 6, 7, 8)),
+    ],
 )
-def test_killed_at_a_named_point(tmp_path, monkeypatch, undisturbed, point, nth):
+def test_killed_at_a_named_point(tmp_path, monkeypatch, undisturbed, form, point, nth):
     monkeypatch.chdir(tmp_path)
-    corpus(Path())
+    corpus(Path(), form=form)
     assert killed(point, nth)
     committed = rows(Path("out"))
     assert start(Path("job.yaml")).exit_status == 0
     now = rows(Path("out"))
     assert [row for row in now if row in committed] == committed  # no committed row changed
-    same_rows(now, undisturbed[0])
+    same_rows(now, undisturbed[form][0])
     assert not list(Path("out").rglob(".tmp-*"))
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_while_rows_are_replaced_and_moved(tmp_path, monkeypatch, undisturbed, when, nth):
+@pytest.mark.parametrize(
+    ("form", "point", "nth"),
+    [
+        *(("parquet", f"batchgen.sinks.parquet:ParquetSink._write@{when}", nth) for when in STEPS for nth in (1, 2, 3)),
+        *(("jsonl", f"batchgen.sinks.jsonl:JsonlSink._write@{when}", 2) for when in STEPS),
+        *(("jsonl", f"batchgen.fsio:remove@{when}", nth) for when in STEPS for nth in (1, 2)),
+        *(("jsonl", "batchgen.fsio:write_atomic@after", nth) for nth in (4, 5, 6, 7, 8)),
+    ],
+)
+def test_killed_while_rows_are_replaced_and_moved(tmp_path, monkeypatch, undisturbed, form, point, nth):
     monkeypatch.chdir(tmp_path)
-    corpus(Path())
+    corpus(Path(), form=form)
     start(Path("job.yaml"))
-    corpus(Path(), edited=[3, 17])
+    corpus(Path(), edited=[3, 17], form=form)
     Path("in/b.jsonl").unlink()
-    assert killed(f"batchgen.sinks.parquet:ParquetSink._write@{when}", nth)
+    assert killed(point, nth)
     assert start(Path("job.yaml")).exit_status == 0
-    same_rows(rows(Path("out")), undisturbed[1])
-    import pyarrow.dataset as ds
-
-    orphans = ds.dataset("out/orphans").to_table().column("id").to_pylist()
+    same_rows(rows(Path("out")), undisturbed[form][1])
+    sink = open_sink(form, owner="00000")
+    orphans = [row["id"] for path in Path("out/orphans").glob("part-*") for row in sink.rows(path)]
     assert sorted(orphans) == sorted(f"d{n}" for n in range(40, DOCUMENTS))
+    assert not list(Path("out").rglob(".tmp-*"))
 
 
 def random_kills(job: Path, seed: int) -> int:
@@ -99,7 +128,8 @@ def random_kills(job: Path, seed: int) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random_times(tmp_path, monkeypatch, undisturbed, seed):
     monkeypatch.chdir(tmp_path)
-    corpus(Path())
+    form = FORMATS[seed % 2]
+    corpus(Path(), form=form)
     print(f"seed {seed}")
     slow = "engine: {backend: fake, args: {max_model_len: 2048, max_num_seqs: 4}, fake: {docs_per_s: 80}}\n"
     text = Path("job.yaml").read_text()
@@ -109,4 +139,4 @@ def test_killed_at_random_times(tmp_path, monkeypatch, undisturbed, seed):
     assert start(Path("job.yaml")).exit_status == 0
     now = rows(Path("out"))
     assert [row for row in now if row in committed] == committed
-    same_rows(now, undisturbed[0])
+    same_rows(now, undisturbed[form][0])

@@ -14,7 +14,8 @@ from helpers_data import document, hexes, placed, record
 from batchgen.config import COLUMNS
 from batchgen.data import Record
 from batchgen.sinks.base import DamagedPartError
-from batchgen.sinks.parquet import KEPT_FIELD_UNFIT, ParquetSink, kept_types
+from batchgen.sinks.columns import KEPT_FIELD_UNFIT
+from batchgen.sinks.parquet import ParquetSink, settled_types
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def test_every_column_holds_what_the_record_tells(part):
         cached_tokens=2,
         completion_tokens=3,
         requests=4,
+        attempts=5,
         finished_at=at,
     )
     write(part, full, kept={"title": pa.string(), "year": pa.int64()}, fingerprint="0123456789abcdef")
@@ -55,7 +57,8 @@ def test_every_column_holds_what_the_record_tells(part):
             "id": "d7", "id_type": "str", "title": "T", "year": 1999, "summary": "A summary,\nof two lines: 𝄞 \u2028",
             "status": "ok", "error_type": "a type", "error": "a sentence", "finish_reason": "length",
             "flags": ["summary_cut", "copied"], "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3,
-            "requests": 4, "source": "data/ä.jsonl", "place": "byte 70", "doc_key": full.document.key.hex(),
+            "requests": 4, "attempts": 5, "source": "data/ä.jsonl", "place": "byte 70",
+            "doc_key": full.document.key.hex(),
             "content_hash": full.document.content.hex(), "fingerprint": "0123456789abcdef", "finished_at": at,
         }
     ]  # fmt: skip
@@ -111,6 +114,7 @@ DATE, MOMENT = dt.date(2020, 2, 29), dt.datetime(2020, 2, 29, 12, 30)  # noqa: D
         ([1, -(2**63), None, 2**63 - 1], pa.int64()),
         ([1.0, None, 2.0], pa.int64()),
         ([1.5, None, -0.0, float("inf"), 3], pa.float64()),
+        ([1.5, float("inf"), None, 3, -0.25], pa.float32()),
         ([True, None, False], pa.bool_()),
         ([[1, 2], [], None], pa.list_(pa.int64())),
         ([{"a": 1, "b": ["x"]}, None], pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])),
@@ -130,8 +134,8 @@ def test_in_a_text_column_other_values_are_their_json(part, kind):
     found, flags = kept(part, values, kind)
     assert found == ["7", "1.5", "true", '["a", 1]', '{"b": null}', "7", None]
     assert not any(flags)
-    dates, _ = kept(part, [[DATE]], kind)
-    assert json.loads(dates[0]) == ["2020-02-29"]
+    dates, _ = kept(part, [[DATE, MOMENT, b"\x00"]], kind)
+    assert json.loads(dates[0]) == ["2020-02-29", "2020-02-29T12:30:00", "AA=="]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,12 @@ def test_in_a_text_column_other_values_are_their_json(part, kind):
         ([{"a": 1}, {"a": "x"}, {"a": 2}], pa.struct([("a", pa.int64())])),
         ([{"a": 1}, {"a": 1, "z": 2}, {"a": 2}], pa.struct([("a", pa.int64())])),
         ([b"a", 5, b"b"], pa.binary()),
+        ([1.5, 1e300, -0.5], pa.float32()),
+        ([1.5, 0.1, -0.5], pa.float32()),
+        ([1.0, 2**24 + 1, 2.0], pa.float32()),
+        ([1.0, 10**400, 2.0], pa.float32()),
+        ([1.5, 70000, 2.0], pa.float16()),
+        ([[1.5], [1e300], []], pa.list_(pa.float32())),
     ],
 )
 def test_a_kept_value_that_does_not_fit_is_null_and_flagged_and_the_others_stay(part, values, kind):
@@ -196,11 +206,55 @@ def test_kept_fields_the_sink_does_not_know_are_left_out_and_those_a_record_lack
     assert "other" not in rows(part)[0]
 
 
-def test_the_types_of_a_part_are_told_for_later_parts(part):
-    write(part, record(0), kept={"k": pa.int64(), "l": pa.list_(pa.string())})
-    assert kept_types([part], ["l", "k", "none"]) == {"k": pa.int64(), "l": pa.list_(pa.string())}
-    part.write_bytes(b"damaged")
-    assert kept_types([part], ["k"]) == {}
+def parts_of(folder, *columns):
+    """A part for each array, with the array as kept column `k`."""
+    paths = []
+    for number, values in enumerate(columns):
+        path = folder / f"part-{number}.parquet"
+        records = [record(document(n, keep={"k": value})) for n, value in enumerate(values.to_pylist())]
+        write(path, *records, kept={"k": values.type})
+        paths.append(path)
+    return paths
+
+
+def test_without_parts_the_types_are_those_of_the_input():
+    assert settled_types([], {"k": pa.int32()}) == {"k": pa.int32()}
+
+
+@pytest.mark.parametrize(
+    ("old", "wanted", "settled"),
+    [
+        (pa.array([1], pa.int64()), pa.int64(), pa.int64()),
+        (pa.array([1], pa.int32()), pa.int64(), pa.int64()),
+        (pa.array([1], pa.int64()), pa.int32(), pa.int64()),
+        (pa.array([1], pa.int64()), pa.float64(), pa.float64()),
+        (pa.array([2**53 + 1], pa.int64()), pa.float64(), pa.int64()),  # no float holds it
+        (pa.array([1], pa.int64()), pa.string(), pa.string()),
+        (pa.array(["a"]), pa.int64(), pa.string()),
+        (pa.array([True]), pa.int64(), pa.string()),
+        (pa.array([[1]], pa.list_(pa.int32())), pa.list_(pa.int64()), pa.list_(pa.int64())),
+        (pa.array([[1]], pa.list_(pa.int32())), pa.string(), pa.list_(pa.int32())),  # no reader makes text of lists
+        (pa.array([b"\xff"]), pa.string(), pa.binary()),
+        (pa.array([0.1], pa.float32()), pa.float64(), pa.float64()),
+        (pa.array([None], pa.int64()), pa.null(), pa.int64()),
+    ],
+)
+def test_a_type_widens_only_where_the_parts_there_can_be_read_as_the_wider(tmp_path, old, wanted, settled):
+    parts = parts_of(tmp_path, old)
+    assert settled_types(parts, {"k": wanted}) == {"k": settled}
+    # Whatever it is, pyarrow reads old and new parts as one table with the schema of the newest, and nothing is lost.
+    write(tmp_path / "part-9.parquet", record(document(9, keep={"k": None})), kept={"k": settled})
+    schema = pq.read_schema(tmp_path / "part-9.parquet")
+    found = ds.dataset(tmp_path, schema=schema).to_table().column("k").to_pylist()
+    asked = old.to_pylist() if not pa.types.is_string(settled) else old.cast(pa.string()).to_pylist()
+    assert found == [*asked, None]
+
+
+def test_a_damaged_part_decides_on_no_type(tmp_path):
+    first, second = parts_of(tmp_path, pa.array([1], pa.int32()), pa.array([2], pa.int64()))
+    assert settled_types([first, second], {"k": pa.int32()}) == {"k": pa.int64()}
+    second.write_bytes(b"damaged")
+    assert settled_types([first, second], {"k": pa.int32()}) == {"k": pa.int32()}
 
 
 def test_pyarrow_reads_a_folder_of_parts_as_one_table(tmp_path):
