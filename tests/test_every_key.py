@@ -164,6 +164,14 @@ def _(bench):
     assert (found.error, found.exit_status, len(found.rows)) == (None, InputError.exit_status, 6)
 
 
+@effect("input.on_duplicate")
+def _(bench):
+    write_jsonl(bench.documents, [record(n) for n in (0, 1, 0)])
+    assert bench.run().column("error_type").count("duplicate_id") == 1
+    found = bench.run("input.0.on_duplicate=refuse")
+    assert (type(found.error), found.rows) == (InputError, [])
+
+
 @effect("input.min_chars")
 def _(bench):
     found = bench.run("input.0.min_chars=1000")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from batchgen import __version__, chat_template, checkpoint, plan, report
+from batchgen import __version__, chat_template, checkpoint, duplicates, plan, report
 from batchgen.adapter import Adapter
 from batchgen.adapter import resolve as resolve_adapter
 from batchgen.chat_template import ChatTemplate
@@ -73,29 +73,59 @@ class Checked:
 
 def check(file: JobFile) -> Checked:
     """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second."""
-    job = file.job
-    at_once(
-        lambda: check_templates(job, file.origin),
-        lambda: chat_template.check(job, file.origin),
+    at_once(*job_checks(file))
+    model = model_of(file.job)
+    check_weights(file.job, model)
+    return measure(file, model)
+
+
+def job_checks(file: JobFile) -> list[Callable[[], None]]:
+    """Checks of the job alone; each raises ConfigError."""
+    return [
+        lambda: check_templates(file.job, file.origin),
+        lambda: chat_template.check(file.job, file.origin),
         lambda: vllm_names.check(file),
-    )
+    ]
+
+
+def model_of(job: Job) -> Model | None:
+    """The model that the job names. Raises ConfigError where it is not found."""
     name = job.engine.args.get("model")
-    model = resolve(str(name), job.engine.args.get("revision")) if name else None
+    return resolve(str(name), job.engine.args.get("revision")) if name else None
+
+
+def check_weights(job: Job, model: Model | None) -> None:
     if model is not None and settings.reads_weights(job):
         model.check_weights()
-    adapter = _adapter(job, model)
-    template = chat_template.find(job, file.origin, model)
-    context = settings.max_model_len(job, model)
-    room = context - job.sampling.max_tokens
-    if room < 1:
-        at = ("sampling", "max_tokens")
-        raise ConfigError(
-            f"{file.origin.place(at)}: sampling.max_tokens ({job.sampling.max_tokens}) leaves no room for a document "
-            f"in max_model_len ({context}): lower it, or raise engine.args.max_model_len"
-        )
+
+
+def measure(file: JobFile, model: Model | None) -> Checked:
+    """The job with its model. Raises ConfigError with all that does not go together, or leaves no room for a document.
+
+    The job was checked.
+    """
+    job = file.job
+    found: dict[str, Any] = {}
+    at_once(
+        lambda: found.update(adapter=_adapter(job, model)),
+        lambda: found.update(template=chat_template.find(job, file.origin, model)),
+        lambda: found.update(room=_room(file, model)),
+    )
+    adapter, template, room = found["adapter"], found["template"], found["room"]
     given = template.sha256 if template and template.given else None
-    found = fingerprint(job, model, max_prompt_tokens=room, adapter=adapter, chat_template=given)
-    return Checked(job, model, adapter, room, found, template)
+    prints = fingerprint(job, model, max_prompt_tokens=room, adapter=adapter, chat_template=given)
+    return Checked(job, model, adapter, room, prints, template)
+
+
+def _room(file: JobFile, model: Model | None) -> int:
+    """Tokens of the longest prompt."""
+    context, answer = settings.max_model_len(file.job, model), file.job.sampling.max_tokens
+    if context - answer < 1:
+        raise ConfigError(
+            f"{file.origin.place(('sampling', 'max_tokens'))}: sampling.max_tokens ({answer}) leaves no room for a "
+            f"document in max_model_len ({context}): lower it, or raise engine.args.max_model_len"
+        )
+    return context - answer
 
 
 def _adapter(job: Job, model: Model | None) -> Adapter | None:
@@ -160,6 +190,7 @@ class _Attempt:
         about = "" if files.exact else "about "
         log.info("%s%s documents in %s files; %s done before → %s", about, f"{files.rows:,}", len(files.files),
                  f"{loaded.index.done:,}", self.directory.path)  # fmt: skip
+        self._refuse_duplicates(files, loaded)
         attempt = self.directory.next_attempt()
         telemetry = Telemetry(self.directory.telemetry(attempt), attempt=attempt, batchgen=__version__)
         committer = checkpoint.Committer(
@@ -254,6 +285,15 @@ class _Attempt:
         record["prompt"]["chat_template_sha256"] = template and template.sha256
         return record
 
+    def _refuse_duplicates(self, files: plan.Plan, loaded: checkpoint.Loaded) -> None:
+        """Raise InputError for `on_duplicate: refuse`; a start with nothing to read looks for nothing."""
+        if not any(item.on_duplicate == "refuse" for item in self.job.input):
+            return
+        if all(file.source in loaded.whole for file in files.files):
+            return
+        with self.stop.raising():
+            duplicates.refuse(self.job, files.files)
+
     def _make_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             self._tokenizer = tokenizer_of(self.checked)
@@ -326,6 +366,9 @@ class _Attempt:
         elif not reading.complete:
             reason = f"--limit {self.options.limit} reached"
         counts = self.stats.now()
+        stale = 0 if settled else max(0, reading.edited - rows.superseded)
+        notes |= {"input files with errors": reading.file_errors, "edited documents": reading.edited,
+                  "duplicate ids": reading.duplicates}  # fmt: skip
         scope = report.Scope(
             name=self.job.name,
             attempt=line.committer.attempt,
@@ -333,20 +376,20 @@ class _Attempt:
             exit_status=status,
             reason=reason,
             rows=rows,
-            stale=0 if settled else max(0, reading.edited - rows.superseded),
+            stale=stale,
             total_rows=counts.read if reading.complete else max(line.plan.rows, rows.count),
             total_exact=reading.complete or line.plan.exact,
-            notes=notes | {"input files with errors": reading.file_errors, "edited documents": reading.edited,
-                           "duplicate ids": reading.duplicates},
-        )  # fmt: skip
+            notes=notes,
+        )
         value = report.build(self.directory, scope)
+        told = {"notes": notes, "edited_pending": stale}
         try:
             report.write(self.directory, value)
         except OutputError as e:
             with contextlib.suppress(OutputError):
-                line.telemetry.close(self.stats, e.exit_status)
+                line.telemetry.close(self.stats, e.exit_status, reason=str(e), **told)
             raise
-        line.telemetry.close(self.stats, status)
+        line.telemetry.close(self.stats, status, reason=reason, **told)
         return Outcome(status, reason, value)
 
 
