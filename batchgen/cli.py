@@ -26,6 +26,7 @@ _JOB = click.argument("job", metavar="JOB.yaml", type=click.Path(path_type=Path,
 _SET = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a key of the job: --set engine.feed=generate."
 )
+_RUN_DIR = click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 
@@ -98,25 +99,26 @@ def run(
 @cli.command()
 @_JOB
 @_SET
+@click.option("--quick", is_flag=True, help="Read the beginning of each file only, and not all ids.")
 @_JSON
-def validate(job: Path, sets: tuple[str, ...], as_json: bool) -> int:
-    """Check a job and start nothing.
+def validate(*, job: Path, sets: tuple[str, ...], quick: bool, as_json: bool) -> int:
+    """Check a job and its inputs, and list all that is wrong.
 
-    Keys, vLLM's argument names, templates, model files, inputs, and the settings of the run that is there.
+    Keys, vLLM's argument names, templates, the model's files, the output folder, every input file, lengths of prompts,
+    duplicate ids. No engine is started and nothing is written.
     """
-    from batchgen import config
-    from batchgen.executors import inspection
+    from batchgen.executors import validation
 
-    found = inspection.validate(config.load(job, sets))
+    found, exit_status = validation.validate(job, sets, quick=quick)
     if as_json:
         _print_json(found)
     else:
-        click.echo(inspection.validation_text(found))
-    return 0
+        click.echo(validation.text(found))
+    return exit_status
 
 
 @cli.command()
-@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@_RUN_DIR
 @_JSON
 def status(run_dir: Path, as_json: bool) -> int:
     """Tell how far a run is."""
@@ -131,7 +133,26 @@ def status(run_dir: Path, as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@_RUN_DIR
+@_JSON
+def report(run_dir: Path, as_json: bool) -> int:
+    """Make the report of a run anew, and print it.
+
+    From what is committed now, of a run that goes on or was killed too. Nothing is written.
+    """
+    from batchgen import report as reports
+    from batchgen.executors import inspection
+
+    found = inspection.report(run_dir)
+    if as_json:
+        _print_json(found)
+    else:
+        click.echo(reports.markdown(found), nl=False)
+    return 0
+
+
+@cli.command()
+@_RUN_DIR
 @click.argument("out", metavar="OUT")
 @click.option("--format", "form", type=click.Choice(["parquet", "jsonl", "csv"]), help="The format, where OUT does "
               "not end in it.")  # fmt: skip

@@ -138,6 +138,11 @@ class Input(Section):
         description="What a file means that cannot be read: `refuse` starts nothing; `skip` does the others and ends "
         "with 65.",
     )
+    on_duplicate: Literal["fail", "refuse"] = Field(
+        "fail",
+        description="A row of this input whose id stood in an earlier row: `fail` makes it a failed row; `refuse` "
+        "looks for such rows before anything is sent, and does not start.",
+    )
     min_chars: Int = Field(20, ge=1, description="Documents with fewer visible characters are skipped, and never sent.")
 
     @property

@@ -38,7 +38,7 @@ class Found:
     """
 
     files: tuple[FileFacts, ...]
-    faults: tuple[InputError, ...]
+    faults: tuple[ConfigError | InputError, ...]
     skipped: tuple[InputError, ...]
     left_out: tuple[str, ...]
 
@@ -67,24 +67,25 @@ class Plan:
 
 
 def discover(job: Job, known: Mapping[str, Any] | None = None) -> tuple[FileFacts, ...]:
-    """The files of all inputs. Raises InputError with every file that cannot be read and may not be skipped."""
+    """The files of all inputs. Raises InputError, or ConfigError, with all that is wrong and may not be skipped."""
     return _accepted(look(job, known)).files
 
 
 def _accepted(found: Found) -> Found:
     if found.faults:
-        raise InputError("\n".join(map(str, found.faults)))
+        kind = ConfigError if any(isinstance(one, ConfigError) for one in found.faults) else InputError
+        raise kind("\n".join(map(str, found.faults)))
     return found
 
 
 def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
     """The files of all inputs, in the order of the job and by name within an input.
 
-    known: plan.json's value; files it knows in their present state are not opened. Raises InputError where an input
-    matches nothing, ConfigError where two inputs mean the same file.
+    known: plan.json's value; files it knows in their present state are not opened.
     """
     paths: list[tuple[int, str]] = []
     left_out: list[str] = []
+    faults: list[ConfigError | InputError] = []
     for number, item in enumerate(job.input):
         if item.dataset or not item.path:
             paths.append((number, item.source))
@@ -92,22 +93,25 @@ def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
         try:
             matched, others = _match(item.path)
         except OSError as e:
-            raise InputError(f"input.{number}.path: {e.filename}: cannot be read: {e.strerror}") from e
+            faults.append(InputError(f"input.{number}.path: {e.filename}: cannot be read: {e.strerror}"))
+            continue
         if not matched:
             reason = "no file matches" if not others else f"no format batchgen reads: {names(others)}"
-            raise InputError(f"input.{number}.path: {item.path}: {reason} (working directory {Path.cwd()})")
+            here = f"(working directory {Path.cwd()})"
+            faults.append(InputError(f"input.{number}.path: {item.path}: {reason} {here}"))
+            continue
         paths += [(number, path) for path in matched]
         left_out += others
     meant: dict[Path | str, int] = {}
+    facts: list[FileFacts] = []
+    skipped: list[InputError] = []
     for number, path in paths:
         one = path if job.input[number].dataset else Path(path).resolve()
         if (other := meant.setdefault(one, number)) != number:
             what = "data set" if job.input[number].dataset else "file"
-            raise ConfigError(f"{path}: input.{other} and input.{number} mean this {what}; narrow one of them")
-    facts: list[FileFacts] = []
-    faults: list[InputError] = []
-    skipped: list[InputError] = []
-    for number, path in paths:
+            both = f"input.{other} and input.{number} mean this {what}"
+            faults.append(ConfigError(f"{path}: {both}; narrow one of them"))
+            continue
         try:
             facts.append(_look(job, number, path, known))
         except InputError as e:
@@ -262,11 +266,26 @@ def counted(run: RunDirectory, rows: Mapping[str, int]) -> None:
         fsio.write_atomic(run.plan_json, json.dumps(value, indent=1).encode(), owner=run.owner)
 
 
-def known_rows(run: RunDirectory) -> tuple[int, bool]:
-    """(rows of all files of the latest plan, whether they are counted), without looking at the files."""
-    known = _read(run.plan_json)
-    entries = [entry for path, entry in known["files"].items() if path not in known.get("gone", ())]
-    return sum(entry["rows"] for entry in entries), all(entry["exact"] for entry in entries)
+def known_rows(run: RunDirectory, whole: Mapping[str, Mapping[str, Any]]) -> tuple[int | None, bool]:
+    """(rows of all files of the latest plan, whether they are counted), without looking at the files.
+
+    whole: what parts tell of files they hold whole; their rows are counted. None where no plan can be read.
+    """
+    try:
+        known = _read(run.plan_json)
+    except ConfigError:
+        return None, False
+    if not known["files"]:
+        return None, False
+    rows, exact = 0, True
+    for path, entry in known["files"].items():
+        if path in known.get("gone", ()):
+            continue
+        told = whole.get(path, {})
+        is_same = all(told.get(name) == entry[name] for name in ("size", "mtime_ns"))
+        rows += told["rows"] if is_same else entry["rows"]
+        exact = exact and (is_same or entry["exact"])
+    return rows, exact
 
 
 def reading_order(run: RunDirectory) -> list[str]:

@@ -28,12 +28,14 @@ class Progress:
     def update(self, stats: Stats) -> None:
         if self._terminal:
             if self._bar is None:
+                has_size = _columns() > 0
                 # What was done before moves the bar, not the rate.
                 self._bar = tqdm(
                     total=self._total or None,
                     initial=stats.counts.done_before,
                     bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
-                    dynamic_ncols=True,
+                    dynamic_ncols=has_size,
+                    ncols=None if has_size else 80,
                     mininterval=0.5,
                 )
             self._bar.update(self._done(stats) - self._bar.n)
@@ -85,3 +87,11 @@ class Progress:
         ok = counts.ok / seconds
         tokens_in, tokens_out = counts.prompt_tokens / seconds, counts.completion_tokens / seconds
         return f"{ok:.1f} docs/s, {tokens_in:,.0f} tok/s in, {tokens_out:,.0f} tok/s out, {counts.failed} failed"
+
+
+def _columns() -> int:
+    """Of the terminal; 0 where nobody has given it a size: tqdm would show nothing there."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 0

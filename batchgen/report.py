@@ -2,6 +2,8 @@
 
 Documents, flags and lengths are read from the committed rows; times and tokens of all requests from telemetry. Rates
 divide by the engine's steady and drain time of the same scope and are null where there was none.
+
+`build` makes the report of an attempt that ends; `afresh` that of a run as it lies there.
 """
 
 import contextlib
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,13 @@ import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
-from batchgen import __version__, fsio
-from batchgen.checkpoint import repeated_keys, superseded
+from batchgen import __version__, fsio, plan
+from batchgen.checkpoint import repeated_keys, superseded, told_files
 from batchgen.rundir import RunDirectory
 from batchgen.sinks.base import DamagedPartError, Sink
-from batchgen.stats import Counts, counts_of
+from batchgen.stats import Counts, counts_of, last_told
 
+NOTES = ("damaged parts", "orphans", "engine deaths", "input files with errors", "edited documents", "duplicate ids")
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 _ENGINE = ("backend", "device", "max_num_seqs", "kv_cache_tokens", "kv_cache_max_concurrency", "args", "adapter")
 
@@ -55,6 +59,7 @@ class Rows:
     reasons: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
     kept_tokens: int = 0
+    damaged: list[str] = field(default_factory=list)  # parts that are there and cannot be read
     superseded: int = 0  # rows of edited documents that stand beside their newer row, not counted above
     prompt_tokens: Lengths = field(default_factory=Lengths)
     completion_tokens: Lengths = field(default_factory=Lengths)
@@ -92,14 +97,17 @@ def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
     rows = Rows()
     old = {} if unique else superseded(run, sink, repeated_keys(run, sink))
     for path in run.parts(sink.suffix):
-        with contextlib.suppress(DamagedPartError):
-            if path in old:
-                table = sink.read(path, [*_READ, "doc_key"])
-                newest = pc.invert(pc.is_in(table.column("doc_key"), value_set=pa.array(sorted(old[path]))))
-                rows.superseded += len(table) - int(pc.sum(newest).as_py() or 0)
-                rows.add(table.filter(newest))
-            else:
-                rows.add(sink.read(path, _READ))
+        try:
+            table = sink.read(path, [*_READ, "doc_key"] if path in old else _READ)
+        except DamagedPartError as e:
+            if path.exists():
+                rows.damaged.append(f"{path.name}: {e}")
+            continue
+        if path in old:
+            newest = pc.invert(pc.is_in(table.column("doc_key"), value_set=pa.array(sorted(old[path]))))
+            rows.superseded += len(table) - int(pc.sum(newest).as_py() or 0)
+            table = table.filter(newest)
+        rows.add(table)
     return rows
 
 
@@ -110,11 +118,11 @@ class Scope:
     name: str
     attempt: int
     counts: Counts
-    exit_status: int
+    exit_status: int | None  # None where there is no end
     reason: str
     rows: Rows
     stale: int  # edited documents that were met and still have their old row
-    total_rows: int
+    total_rows: int | None  # None where nobody has looked at the input yet
     total_exact: bool
     notes: Mapping[str, Any]
 
@@ -139,7 +147,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
             "ok": rows.status["ok"],
             "failed": rows.status["failed"],
             "skipped": rows.status["skipped"],
-            "pending": max(0, scope.total_rows - rows.count + scope.stale),
+            "pending": None if scope.total_rows is None else max(0, scope.total_rows - rows.count + scope.stale),
             "reasons": dict(sorted(rows.reasons.items())),
             "flags": dict(sorted(rows.flags.items())),
         },
@@ -155,6 +163,72 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the latest start ended; exit_status is None where it goes on, was killed, or none has done anything."""
+
+    exit_status: int | None
+    reason: str
+    notes: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOTES))
+    stale: int = 0
+
+
+def last_end(run: RunDirectory) -> End:
+    if run.is_held():
+        return End(None, "running")
+    paths = run.telemetries()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no report is no news
+        written = json.loads(run.report_json.read_text(encoding="utf-8"))
+        # A start with nothing to do leaves a report and no telemetry.
+        if written["attempt"]["number"] > (_attempt(paths[-1]) if paths else 0):
+            return End(written["exit_status"], written["reason"], written["notes"])
+    if not paths:
+        return End(None, "nothing was sent or written yet")
+    end = last_told(paths[-1])[1]
+    if end is None:
+        return End(None, "killed")
+    return End(end["exit_status"], end["reason"], end["notes"], end["edited_pending"])
+
+
+def _attempt(telemetry: Path) -> int:
+    return int(telemetry.stem.rpartition("-")[2])
+
+
+def total(run: RunDirectory, sink: Sink, rows: Rows) -> tuple[int | None, bool]:
+    """(documents in the input as the latest start saw it, whether they are counted); None before there is a plan."""
+    planned, exact = plan.known_rows(run, {})
+    if planned is not None and not exact:
+        planned, exact = plan.known_rows(run, told_files(run, sink))
+    return (planned if planned is None or exact else max(planned, rows.count)), exact
+
+
+def afresh(run: RunDirectory, sink: Sink, rows: Rows) -> dict[str, Any]:
+    """The report of a run that goes on, ended or was killed, from what lies there; its numbers are those of `build`.
+
+    The attempt is the latest that left telemetry; the end and the notes are those of the latest start, null where
+    it has no end.
+    """
+    paths = run.telemetries()
+    end = last_end(run)
+    notes = dict(end.notes)
+    if rows.damaged:
+        notes["damaged parts"] = [*(notes["damaged parts"] or []), *rows.damaged]
+    total_rows, exact = total(run, sink, rows)
+    scope = Scope(
+        name=(run.read_run() or {}).get("name", run.path.name),
+        attempt=_attempt(paths[-1]) if paths else 0,
+        counts=counts_of(paths[-1]) if paths else Counts(),
+        exit_status=end.exit_status,
+        reason=end.reason,
+        rows=rows,
+        stale=end.stale,
+        total_rows=total_rows,
+        total_exact=exact,
+        notes=notes,
+    )
+    return build(run, scope)
+
+
 def _tokens(counts: Counts) -> dict[str, int]:
     return {
         "prompt": counts.prompt_tokens,
@@ -166,7 +240,6 @@ def _tokens(counts: Counts) -> dict[str, int]:
 
 def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
     seconds = counts.steady_s + counts.drain_s
-    queries = counts.prefix_cache_queries
     return {
         "documents": {
             "read": counts.read,
@@ -191,9 +264,10 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
             "output_tokens_per_s": _rate(tokens["output"], seconds),
         },
         "prefix_cache": {
-            "queries": queries,
+            "queries": counts.prefix_cache_queries,
             "hits": counts.prefix_cache_hits,
-            "hit_share": round(counts.prefix_cache_hits / queries, 4) if queries else None,
+            # Not hits of queries: the engine counts what it computes again after a preemption as hits.
+            "hit_share": round(counts.cached_tokens / counts.prompt_tokens, 4) if counts.prompt_tokens else None,
         },
         "preemptions": counts.preemptions,
     }

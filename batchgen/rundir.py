@@ -99,15 +99,17 @@ class RunDirectory:
             return None
 
     def is_held(self) -> bool:
-        """Whether some process holds the run now."""
-        if not self._lock_file.exists():
-            return False
-        probe = FileLock(self._lock_file, timeout=0)
+        """Whether some process holds the run now. Only looks: a run that one may not write can be asked too."""
         try:
-            probe.acquire()
-        except (Timeout, OSError):
-            return True
-        probe.release()
+            lock = self._lock_file.open("rb")
+        except OSError:
+            return False
+        with lock:
+            try:
+                # Shared: the lock of a run is exclusive, and two that ask do not meet.
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as e:
+                return e.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
         return False
 
     @property

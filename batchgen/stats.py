@@ -181,11 +181,11 @@ class Telemetry:
     def due(self) -> bool:
         return time.monotonic() - self._sampled >= SAMPLE_S
 
-    def close(self, stats: Stats, status: int) -> None:
-        """Tell the end, where there was a beginning."""
+    def close(self, stats: Stats, status: int, **told: Any) -> None:
+        """Tell the end, where there was a beginning. told: what else the report says that no row and no count does."""
         if self._writer is not None:
             counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
-            self.event("end", exit_status=status, counts=counts)
+            self.event("end", exit_status=status, **told, counts=counts)
         if self._stream is not None:
             self._stream.close()
 
@@ -202,10 +202,16 @@ def read_telemetry(path: Path) -> Iterator[dict[str, Any]]:
                 yield value
 
 
-def counts_of(path: Path) -> Counts:
-    """The last counts an attempt told; zeros where it told none."""
+def last_told(path: Path) -> tuple[Counts, dict[str, Any] | None]:
+    """(the last counts an attempt told, zeros where it told none; its end, or None where a kill left it without)."""
     last: dict[str, Any] = {}
+    end = None
     for event in read_telemetry(path):
         last = event.get("counts", last)
+        end = event if event.get("event") == "end" else None
     known = {f.name for f in dataclasses.fields(Counts)}
-    return Counts(**{name: value for name, value in last.items() if name in known})
+    return Counts(**{name: value for name, value in last.items() if name in known}), end
+
+
+def counts_of(path: Path) -> Counts:
+    return last_told(path)[0]

@@ -19,7 +19,7 @@ from batchgen import config, plan
 from batchgen.data import Request, Split
 from batchgen.engines import settings
 from batchgen.engines.vllm import VllmEngine
-from batchgen.executors.local import check
+from batchgen.executors.checking import check
 from batchgen.prompts import PromptBuilder
 from batchgen.sources import open_source
 from batchgen.tokenizer import HuggingFaceTokenizer

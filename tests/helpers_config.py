@@ -19,6 +19,7 @@ input:
     text_field: body.text
     keep: [title, lang]
     on_error: skip
+    on_duplicate: refuse
     min_chars: 5
   - path: data/b.parquet
     keep:

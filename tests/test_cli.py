@@ -61,6 +61,12 @@ def refused(done, status):
     return done.stderr
 
 
+def faults(done, status):
+    """What `validate` lists on stdout."""
+    assert (done.returncode, done.stderr) == (status, ""), done.stderr
+    return done.stdout
+
+
 # Help
 
 COMMANDS = {(): cli} | {(name,): command for name, command in cli.commands.items()}
@@ -123,6 +129,7 @@ def test_the_version_is_that_of_the_package(batchgen):
         (("status",), "Missing argument 'RUN_DIR'"),
         (("status", "out"), "'out' does not exist"),
         (("status", "job.yaml"), "'job.yaml' is a file"),
+        (("report", "out"), "'out' does not exist"),
         (("demo-model",), "Missing argument 'DIR'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -156,7 +163,8 @@ def test_wrong_usage_ends_with_2(batchgen, folder, words, told):
 def test_a_mistake_in_the_job_ends_with_78(batchgen, folder, old, new, told):
     assert JOB.count(old) == 1
     (folder / "job.yaml").write_text(JOB.replace(old, new))
-    assert told in refused(batchgen("validate", "job.yaml"), 78)
+    assert told in faults(batchgen("validate", "job.yaml"), 78)
+    assert told in refused(batchgen("run", "job.yaml"), 78)
     assert not (folder / "out").exists()
 
 
@@ -170,7 +178,7 @@ def test_a_run_with_a_mistake_in_its_job_leaves_nothing(batchgen, folder, new):
 def test_several_mistakes_are_told_at_once(batchgen, folder):
     text = FULL.replace("rows: 50", "rows: 0").replace("feed: rolling", "feed: fast")
     (folder / "job.yaml").write_text(text)
-    told = refused(batchgen("validate", "job.yaml"), 78)
+    told = faults(batchgen("validate", "job.yaml"), 78)
     for dotted, marker in (("checkpoint.rows", "rows: 0"), ("engine.feed", "feed: fast")):
         assert f"job.yaml, line {line_of(text, marker)}: {dotted}: " in told
 
@@ -179,19 +187,21 @@ def test_a_mistake_in_a_set_ends_with_78(batchgen):
     assert "--set engine.fed: unknown key; did you mean 'feed'?" in refused(
         batchgen("run", "job.yaml", "--set", "engine.fed=rolling"), 78
     )
-    assert "--set engine.feed: a key and a value are wanted" in refused(
+    assert "--set engine.feed: a key and a value are wanted" in faults(
         batchgen("validate", "job.yaml", "--set", "engine.feed"), 78
     )
 
 
 def test_a_folder_that_is_no_run_ends_with_78(batchgen, folder):
     (folder / "out").mkdir()
-    assert "out: is no run directory" in refused(batchgen("status", "out", "--json"), 78)
+    for command in ("status", "report"):
+        assert "out: is no run directory" in refused(batchgen(command, "out", "--json"), 78)
 
 
 def test_an_input_that_matches_nothing_ends_with_65(batchgen, folder):
     (folder / "docs.jsonl").unlink()
-    assert "input.0.path: docs.jsonl: no file matches" in refused(batchgen("validate", "job.yaml", "--json"), 65)
+    assert "input.0.path: docs.jsonl: no file matches" in faults(batchgen("validate", "job.yaml"), 65)
+    assert "input.0.path: docs.jsonl: no file matches" in refused(batchgen("run", "job.yaml"), 65)
 
 
 # Results
@@ -222,6 +232,9 @@ def test_json_is_all_there_is_on_stdout(batchgen, folder):
     status = plain_json(batchgen("status", "out", "--json"))
     assert (status["ok"], status["pending"], status["running"]) == (2, 3, None)
 
+    again = plain_json(batchgen("report", "out", "--json"))
+    assert (again["documents"], again["reason"]) == (report["documents"], report["reason"])
+
 
 def test_without_json_a_run_says_nothing_on_stdout_and_the_others_their_lines(batchgen):
     done = batchgen("run", "job.yaml")
@@ -231,7 +244,7 @@ def test_without_json_a_run_says_nothing_on_stdout_and_the_others_their_lines(ba
     assert "finished: 5 documents: 5 ok, 0 failed, 0 skipped" in done.stderr.splitlines()[-1]
     done = batchgen("validate", "job.yaml")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("job.yaml: valid\n  docs.jsonl: 5 rows, ")
+    assert done.stdout.startswith("job.yaml: valid\n  files    1 with 5 rows\n    docs.jsonl  5 rows  ")
     done = batchgen("status", "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert "5 documents: 5 ok, 0 failed, 0 skipped, 0 pending" in done.stdout
@@ -243,4 +256,5 @@ def test_a_changed_prompt_ends_with_78_and_the_ways_on(batchgen, folder):
     assert "sampling.max_tokens: 32 → 64" in told
     assert "--on-change keep" in told
     assert "--on-change new-run" in told
-    assert batchgen("validate", "job.yaml", "--set", "sampling.max_tokens=64").returncode == 0
+    told = faults(batchgen("validate", "job.yaml", "--set", "sampling.max_tokens=64"), 78)
+    assert "out: sampling.max_tokens: 32 → 64: not the setting of the run there" in told

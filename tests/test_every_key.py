@@ -23,7 +23,7 @@ from helpers_tokenizers import model
 
 from batchgen import config, schema
 from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError, InputError, Interrupted
-from batchgen.executors import local
+from batchgen.executors import checking
 from batchgen.lifecycle import Stop
 
 EFFECTS = {}
@@ -114,8 +114,8 @@ class Bench:
             error, status = e, e.exit_status
         return Done(folder, error, status, time.monotonic() - began)
 
-    def check(self, *sets) -> local.Checked:
-        return local.check(config.load(self.job, sets))
+    def check(self, *sets) -> checking.Checked:
+        return checking.check(config.load(self.job, sets))
 
 
 @pytest.fixture
@@ -226,6 +226,14 @@ def _(bench):
     assert isinstance(bench.run(*inputs).error, InputError)
     found = bench.run("input.0.on_error=skip", *inputs)
     assert (found.error, found.exit_status, len(found.rows)) == (None, InputError.exit_status, 6)
+
+
+@effect("input.on_duplicate")
+def _(bench):
+    write_jsonl(bench.documents, [record(n) for n in (0, 1, 0)])
+    assert bench.run().column("error_type").count("duplicate_id") == 1
+    found = bench.run("input.0.on_duplicate=refuse")
+    assert (type(found.error), found.rows) == (InputError, [])
 
 
 @effect("input.min_chars")

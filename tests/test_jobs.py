@@ -13,7 +13,7 @@ from helpers_run import SENTENCE, command, rows, start, write_jsonl
 from batchgen import config
 from batchgen.engines import vllm_names
 from batchgen.errors import ConfigError
-from batchgen.executors.local import check
+from batchgen.executors.checking import check
 from batchgen.prompts import check_templates
 
 TOP = Path(__file__).parent.parent

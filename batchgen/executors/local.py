@@ -8,28 +8,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from batchgen import __version__, chat_template, checkpoint, plan, report, sinks
-from batchgen.adapter import Adapter
-from batchgen.adapter import resolve as resolve_adapter
-from batchgen.chat_template import ChatTemplate
-from batchgen.config import Job, JobFile, at_once
-from batchgen.engines import settings, vllm_names
+from batchgen import __version__, checkpoint, duplicates, plan, report, sinks
+from batchgen.config import Job, JobFile
+from batchgen.engines import settings
 from batchgen.engines.base import Engine, EngineInfo
-from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, ConfigError, FingerprintError, InputError, OutputError
-from batchgen.fingerprint import differences, digest, fingerprint
+from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, FingerprintError, InputError, OutputError
+from batchgen.executors.checking import Checked, check, tokenizer_of
+from batchgen.fingerprint import differences, digest
 from batchgen.index import KeySet
 from batchgen.lifecycle import Stop
 from batchgen.line import Line, Reading
-from batchgen.model import Model, resolve
 from batchgen.pipeline import run_pass
 from batchgen.progress import Progress
-from batchgen.prompts import PromptBuilder, check_templates
+from batchgen.prompts import PromptBuilder
 from batchgen.rundir import SHARD, RunDirectory
 from batchgen.sinks.base import Sink
-from batchgen.sources.dataset import pinned
 from batchgen.stats import Stats, Telemetry
 from batchgen.strikes import Strikes
-from batchgen.tokenizer import BytesTokenizer, HuggingFaceTokenizer, Tokenizer
+from batchgen.tokenizer import Tokenizer
 from batchgen.watchdog import Watchdog
 from batchgen.workflows.single import SingleWorkflow
 
@@ -53,82 +49,6 @@ class Outcome:
     exit_status: int
     reason: str
     report: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A job whose model, adapter, templates and lengths were looked at; nothing is read or written yet.
-
-    written: the job as it was given. job: the same, data sets of the Hub pinned to a commit.
-    """
-
-    written: Job
-    job: Job
-    model: Model | None
-    adapter: Adapter | None
-    max_prompt_tokens: int
-    fingerprint: Mapping[str, Any]
-    chat_template: ChatTemplate | None
-
-    @property
-    def given_template(self) -> str | None:
-        """The text of the chat template that the job itself names."""
-        return self.chat_template.text if self.chat_template and self.chat_template.given else None
-
-
-def check(file: JobFile, *, fresh: bool = False) -> Checked:
-    """Raise ConfigError for what is wrong with a job besides its inputs; takes less than a second.
-
-    fresh: the run that is there is none of this job's: its commits do not hold.
-    """
-    at_once(
-        lambda: check_templates(file.job, file.origin),
-        lambda: chat_template.check(file.job, file.origin),
-        lambda: vllm_names.check(file),
-    )
-    job = pinned(file.job, lambda: None if fresh else RunDirectory(file.job.output.path).read_run())
-    name = job.engine.args.get("model")
-    model = resolve(str(name), job.engine.args.get("revision")) if name else None
-    if model is not None and settings.reads_weights(job):
-        model.check_weights()
-    adapter = _adapter(job, model)
-    template = chat_template.find(job, file.origin, model)
-    context = settings.max_model_len(job, model)
-    room = context - job.sampling.max_tokens
-    if room < 1:
-        at = ("sampling", "max_tokens")
-        raise ConfigError(
-            f"{file.origin.place(at)}: sampling.max_tokens ({job.sampling.max_tokens}) leaves no room for a document "
-            f"in max_model_len ({context}): lower it, or raise engine.args.max_model_len"
-        )
-    given = template.sha256 if template and template.given else None
-    found = fingerprint(job, model, max_prompt_tokens=room, adapter=adapter, chat_template=given)
-    return Checked(file.job, job, model, adapter, room, found, template)
-
-
-def _adapter(job: Job, model: Model | None) -> Adapter | None:
-    if job.engine.adapter is None:
-        return None
-    adapter = resolve_adapter(job.engine.adapter)
-    if model is not None:
-        name = job.engine.args["model"]
-        if not adapter.fits(str(name)):
-            log.warning("engine.adapter: %s was made for %s, engine.args.model is %s", adapter.name, adapter.base, name)
-        if job.engine.backend == "vllm":
-            settings.lora(job, adapter)
-            adapter.check_size(model.hidden_size)
-    return adapter
-
-
-def tokenizer_of(checked: Checked) -> Tokenizer:
-    """The model's own tokenizer; bytes where the job names no model. Takes seconds: transformers is imported."""
-    mode = checked.job.prompt.mode
-    if checked.model is None:
-        return BytesTokenizer(mode=mode)
-    trust = bool(checked.job.engine.args.get("trust_remote_code", False))
-    return HuggingFaceTokenizer(
-        checked.model.folder, trust_remote_code=trust, chat_template=checked.given_template, mode=mode
-    )
 
 
 def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
@@ -167,6 +87,7 @@ class _Attempt:
             log.warning("damaged part: %s", damaged)
         log.info("%s in %s; %s done before → %s", _documents(files), _files(files), f"{loaded.index.done:,}",
                  self.directory.path)  # fmt: skip
+        self._refuse_duplicates(files, loaded)
         attempt = self.directory.next_attempt()
         telemetry = Telemetry(self.directory.telemetry(attempt), attempt=attempt, batchgen=__version__)
         committer = checkpoint.Committer(
@@ -262,6 +183,15 @@ class _Attempt:
         record["prompt"]["chat_template_sha256"] = template and template.sha256
         return record
 
+    def _refuse_duplicates(self, files: plan.Plan, loaded: checkpoint.Loaded) -> None:
+        """Raise InputError for `on_duplicate: refuse`; a start with nothing to read looks for nothing."""
+        if not any(item.on_duplicate == "refuse" for item in self.job.input):
+            return
+        if all(file.source in loaded.whole for file in files.files):
+            return
+        with self.stop.raising():
+            duplicates.refuse(self.job, files.files)
+
     def _make_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             self._tokenizer = tokenizer_of(self.checked)
@@ -335,6 +265,9 @@ class _Attempt:
         elif not reading.complete:
             reason = f"--limit {self.options.limit} reached"
         counts = self.stats.now()
+        stale = 0 if settled else max(0, reading.edited - rows.superseded)
+        notes |= {"input files with errors": reading.file_errors, "edited documents": reading.edited,
+                  "duplicate ids": reading.duplicates}  # fmt: skip
         scope = report.Scope(
             name=self.job.name,
             attempt=line.committer.attempt,
@@ -342,20 +275,20 @@ class _Attempt:
             exit_status=status,
             reason=reason,
             rows=rows,
-            stale=0 if settled else max(0, reading.edited - rows.superseded),
+            stale=stale,
             total_rows=counts.read if reading.complete else max(line.plan.rows, rows.count),
             total_exact=reading.complete or line.plan.exact,
-            notes=notes | {"input files with errors": reading.file_errors, "edited documents": reading.edited,
-                           "duplicate ids": reading.duplicates},
-        )  # fmt: skip
+            notes=notes,
+        )
         value = report.build(self.directory, scope)
+        told = {"notes": notes, "edited_pending": stale}
         try:
             report.write(self.directory, value)
         except OutputError as e:
             with contextlib.suppress(OutputError):
-                line.telemetry.close(self.stats, e.exit_status)
+                line.telemetry.close(self.stats, e.exit_status, reason=str(e), **told)
             raise
-        line.telemetry.close(self.stats, status)
+        line.telemetry.close(self.stats, status, reason=reason, **told)
         return Outcome(status, reason, value)
 
 

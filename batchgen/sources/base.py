@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import pyarrow as pa
 
 from batchgen.config import Input
 from batchgen.data import Document, Split
+
+_NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,10 @@ class Source(Protocol):
 
     def read(self, split: Split) -> Iterator[Document]: ...
 
+    def where(self, document: Document) -> str:
+        """The place of a document of this file as a person finds it: `a.jsonl, line 3` (from 1), `a.parquet, row 2`."""
+        ...
+
 
 def reach(record: Mapping[str, Any], path: str) -> tuple[bool, Any]:
     """(found, value) of a field; a name with dots is looked up whole first, then step by step."""
@@ -88,6 +95,12 @@ def clean(text: str) -> str:
     return text
 
 
+def _names(record: Mapping[str, Any]) -> str:
+    """The record's own field names, for a message."""
+    names = [clean(name) for name in itertools.islice(record, _NAMES_SHOWN)]
+    return ", ".join(names) + (", …" if len(record) > _NAMES_SHOWN else "") if names else "no fields"
+
+
 def _clean_value(value: Any) -> Any:
     return clean(value) if isinstance(value, str) else value
 
@@ -113,7 +126,7 @@ class Reader:
         keep = {ours: _clean_value(reach(record, theirs)[1]) for theirs, ours in self._item.keep.items()}
         error = None
         if not found:
-            error = ("missing_text", f"no field {self._item.text_field!r}")
+            error = ("missing_text", f"no field {self._item.text_field!r}; it has: {_names(record)}")
         elif text is not None and not isinstance(text, str):
             error = ("text_type", f"field {self._item.text_field!r} is no text but {_kind(text)}")
         text = clean(text) if isinstance(text, str) else ""
@@ -143,10 +156,11 @@ class Reader:
     ) -> tuple[bytes, tuple[str | None, str | None], tuple[str, str] | None]:
         if self._item.id_field is None:
             return place_key(self._source, place), (None, None), None
-        _, value = reach(record, self._item.id_field)
+        found, value = reach(record, self._item.id_field)
         fault = None
         if value is None or value == "":
-            fault = ("missing_id", f"no id in field {self._item.id_field!r}")
+            has = "" if found else f"; it has: {_names(record)}"
+            fault = ("missing_id", f"no id in field {self._item.id_field!r}{has}")
         elif isinstance(value, bool) or not isinstance(value, str | int):
             fault = ("id_type", f"the id is neither text nor integer but {type(value).__name__}")
         elif isinstance(value, str) and clean(value) != value:

@@ -255,6 +255,9 @@ class DatasetSource:
                 else:
                     yield self._reader.document(record, place, split.index)
 
+    def where(self, document: Document) -> str:
+        return f"{document.source}, {document.place}"
+
     def _records(self, stream: Any, shard: int) -> Iterator[dict[str, Any] | Exception]:
         """The rows of a shard; for one with a value that Python cannot hold the error."""
         # Rows come one by one: with larger batches, rows before one that cannot be read would be lost with it.

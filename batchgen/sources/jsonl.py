@@ -106,6 +106,9 @@ class JsonlSource:
                 f"{self._path}: {e} after {count:,} records: put a whole file in its place; these are kept"
             ) from e
 
+    def where(self, document: Document) -> str:
+        return f"{self._path}, line {self._lines_before(int(document.place.removeprefix('byte '))) + 1}"
+
     def _documents(self, stream: Stream, split: Split) -> Iterator[Document]:
         at = 0
         if split.start:

@@ -75,6 +75,9 @@ class ParquetSource:
             except (OSError, pa.ArrowException) as e:
                 raise InputError(f"{self._path}: row {row}: cannot be read: {_first_line(e)}") from e
 
+    def where(self, document: Document) -> str:
+        return f"{self._path}, {document.place}"
+
     def _document(self, record: dict[str, Any] | Exception, row: int, split: int) -> Document:
         place = f"row {row}"
         if isinstance(record, Exception):

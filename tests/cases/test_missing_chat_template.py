@@ -8,9 +8,8 @@ import pytest
 from helpers_run import by_id, command, record, start, watch_requests, write_job, write_jsonl
 from helpers_tokenizers import CHATML, FAMILIES, model
 
-from batchgen import config
 from batchgen.errors import ConfigError
-from batchgen.executors import inspection
+from batchgen.executors.validation import validate
 
 
 @pytest.fixture
@@ -30,11 +29,12 @@ def job(tmp_path):
 @pytest.mark.parametrize("name", ["run", "validate"])
 def test_both_commands_tell_it_at_once_with_the_two_ways_out(job, out, name):
     done = command(name, job(None))
-    assert (done.returncode, done.stdout) == (78, "")
-    assert "engine.args.model: " in done.stderr
-    assert "the model has no chat template" in done.stderr
-    assert "prompt.chat_template: FILE" in done.stderr
-    assert "prompt.mode: completion" in done.stderr
+    told = {"run": done.stderr, "validate": done.stdout}[name]
+    assert (done.returncode, done.stdout + done.stderr) == (78, told)
+    assert "engine.args.model: " in told
+    assert "the model has no chat template" in told
+    assert "prompt.chat_template: FILE" in told
+    assert "prompt.mode: completion" in told
     assert not out.exists()
 
 
@@ -84,7 +84,7 @@ REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('System role 
 
 def test_a_template_that_refuses_a_system_turn_gets_it_in_the_user_turn(job, out, monkeypatch):
     sent = watch_requests(monkeypatch)
-    inspection.validate(config.load(job(REFUSES)))
+    assert validate(job(REFUSES), [], quick=False)[0]["valid"]
     assert sent == []
     start(job(REFUSES))
     assert {row["status"] for row in by_id(out).values()} == {"ok"}
@@ -98,8 +98,8 @@ def test_a_template_that_refuses_a_system_turn_gets_it_in_the_user_turn(job, out
 def test_a_template_that_always_fails_is_told_once_and_not_for_each_document(job, monkeypatch):
     sent = watch_requests(monkeypatch)
     broken = job("{{ raise_exception('never') }}")
-    with pytest.raises(ConfigError, match="the chat template fails: never"):
-        inspection.validate(config.load(broken))
+    (fault,) = validate(broken, [], quick=False)[0]["faults"]
+    assert fault["fault"] == "the chat template fails: never"
     assert start(broken).exit_status == 78
     assert sent == []
 

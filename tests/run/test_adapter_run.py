@@ -9,7 +9,7 @@ from helpers_run import command, record, rows, start, write_job, write_jsonl
 
 from batchgen import config
 from batchgen.errors import ConfigError, FingerprintError
-from batchgen.executors.local import check
+from batchgen.executors.checking import check
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def test_validate_tells_a_rank_that_vllm_does_not_take(job, on_vllm, tmp_path):
     write_adapter(tmp_path / "adapter", r=100_000)
     done = command("validate", job, *on_vllm)
     assert done.returncode == 78
-    assert "its rank is 100000, vLLM takes adapters of up to" in done.stderr
+    assert "its rank is 100000, vLLM takes adapters of up to" in done.stdout
 
 
 def test_validate_tells_weights_that_are_no_adapter(job, on_vllm):
     done = command("validate", job, *on_vllm)
     assert done.returncode == 78
-    assert "adapter_model.safetensors: is no safetensors file of an adapter" in done.stderr
+    assert "adapter_model.safetensors: is no safetensors file of an adapter" in done.stdout
 
 
 def test_an_adapter_of_another_model_is_a_warning(job, tmp_path, caplog, monkeypatch):

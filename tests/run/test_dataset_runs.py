@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers_run import by_id, command, record, rows, start, write_job, write_jsonl
 
-from batchgen import config
 from batchgen.errors import ConfigError, FingerprintError, InputError
-from batchgen.executors import inspection
+from batchgen.executors import inspection, validation
 
 FIRST, SECOND = "a" * 40, "b" * 40
 
@@ -154,7 +153,7 @@ def test_one_data_set_twice_is_refused_and_two_of_other_files_are_two(tmp_path, 
 def test_a_total_that_nobody_knows_is_told_as_such_and_known_after_a_pass(tmp_path, out):
     lines(tmp_path, "a", range(9))
     job = json_job(tmp_path)
-    assert "rows not counted yet" in inspection.validation_text(inspection.validate(config.load(job)))
+    assert "rows not counted yet" in validation.text(validation.validate(job, [], quick=False)[0])
     done = command("run", job, "--limit", 4)
     assert done.returncode == 0, done.stderr
     assert "documents of unknown number in 1 data set; 0 done before" in done.stderr

@@ -320,7 +320,8 @@ def test_status_and_validate_tell_the_same_sums(tmp_path, out):
     assert (told["total"], told["ok"], told["pending"], told["running"]) == (6, 4, 2, None)
     assert json.loads(command("validate", job, "--json").stdout)["rows"] == 6
     changed = json.loads(command("validate", job, "--json", "--set", "sampling.max_tokens=9").stdout)
-    assert changed["differences"] == ["max_prompt_tokens: 1984 → 2039", "sampling.max_tokens: 64 → 9"]
+    told = [(fault["key"], fault["fault"].split(":")[0]) for fault in changed["faults"]]
+    assert told == [("max_prompt_tokens", "1984 → 2039"), ("sampling.max_tokens", "64 → 9")]
 
 
 def test_a_finished_run_imports_nothing_heavy_and_is_quick(tmp_path):
