@@ -79,15 +79,6 @@ def _read_parts(run: RunDirectory, sink: Sink) -> _Held:
     return _Held(builder, {name: rows[number] for name, number in numbers.items()}, told, tuple(damaged))
 
 
-def told_files(run: RunDirectory, sink: Sink) -> dict[str, Mapping[str, Any]]:
-    """What the parts tell of the files they complete, by path. Changes nothing."""
-    told: dict[str, Mapping[str, Any]] = {}
-    for path in run.parts(sink.suffix):
-        with contextlib.suppress(DamagedPartError):
-            told |= sink.read_keys(path).footer.get("files", {})
-    return told
-
-
 def repeated_keys(run: RunDirectory, sink: Sink) -> KeySet:
     """Keys with rows in several parts: edited documents whose old row still stands. Changes nothing."""
     builder = IndexBuilder()

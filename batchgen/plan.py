@@ -266,26 +266,19 @@ def counted(run: RunDirectory, rows: Mapping[str, int]) -> None:
         fsio.write_atomic(run.plan_json, json.dumps(value, indent=1).encode(), owner=run.owner)
 
 
-def known_rows(run: RunDirectory, whole: Mapping[str, Mapping[str, Any]]) -> tuple[int | None, bool]:
+def known_rows(run: RunDirectory) -> tuple[int | None, bool]:
     """(rows of all files of the latest plan, whether they are counted), without looking at the files.
 
-    whole: what parts tell of files they hold whole; their rows are counted. None where no plan can be read.
+    None where there is no plan that can be read.
     """
     try:
         known = _read(run.plan_json)
     except ConfigError:
         return None, False
-    if not known["files"]:
+    entries = [entry for path, entry in known["files"].items() if path not in known.get("gone", ())]
+    if not entries:
         return None, False
-    rows, exact = 0, True
-    for path, entry in known["files"].items():
-        if path in known.get("gone", ()):
-            continue
-        told = whole.get(path, {})
-        is_same = all(told.get(name) == entry[name] for name in ("size", "mtime_ns"))
-        rows += told["rows"] if is_same else entry["rows"]
-        exact = exact and (is_same or entry["exact"])
-    return rows, exact
+    return sum(entry["rows"] for entry in entries), all(entry["exact"] for entry in entries)
 
 
 def reading_order(run: RunDirectory) -> list[str]:

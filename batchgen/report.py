@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from batchgen import __version__, fsio, plan
-from batchgen.checkpoint import repeated_keys, superseded, told_files
+from batchgen.checkpoint import repeated_keys, superseded
 from batchgen.rundir import RunDirectory
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.stats import Counts, counts_of, last_told
@@ -194,15 +194,13 @@ def _attempt(telemetry: Path) -> int:
     return int(telemetry.stem.rpartition("-")[2])
 
 
-def total(run: RunDirectory, sink: Sink, rows: Rows) -> tuple[int | None, bool]:
+def total(run: RunDirectory, rows: Rows) -> tuple[int | None, bool]:
     """(documents in the input as the latest start saw it, whether they are counted); None before there is a plan."""
-    planned, exact = plan.known_rows(run, {})
-    if planned is not None and not exact:
-        planned, exact = plan.known_rows(run, told_files(run, sink))
+    planned, exact = plan.known_rows(run)
     return (planned if planned is None or exact else max(planned, rows.count)), exact
 
 
-def afresh(run: RunDirectory, sink: Sink, rows: Rows) -> dict[str, Any]:
+def afresh(run: RunDirectory, rows: Rows) -> dict[str, Any]:
     """The report of a run that goes on, ended or was killed, from what lies there; its numbers are those of `build`.
 
     The attempt is the latest that left telemetry; the end and the notes are those of the latest start, null where
@@ -213,7 +211,7 @@ def afresh(run: RunDirectory, sink: Sink, rows: Rows) -> dict[str, Any]:
     notes = dict(end.notes)
     if rows.damaged:
         notes["damaged parts"] = [*(notes["damaged parts"] or []), *rows.damaged]
-    total_rows, exact = total(run, sink, rows)
+    total_rows, exact = total(run, rows)
     scope = Scope(
         name=(run.read_run() or {}).get("name", run.path.name),
         attempt=_attempt(paths[-1]) if paths else 0,

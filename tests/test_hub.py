@@ -143,5 +143,5 @@ def test_validate_tells_offline_that_the_weights_are_missing(tmp_path):
     snapshot = fill(tmp_path / "home/hub", small, name="org/open")
     done = command("validate", job, env=env)
     assert done.returncode == 78
-    assert f"engine.args.model: org/open: the local cache ({snapshot}) does not hold weights" in done.stderr
-    assert done.stderr.rstrip().endswith(f"run: hf download org/open --revision {COMMIT}")
+    assert f"engine.args.model: org/open: the local cache ({snapshot}) does not hold weights" in done.stdout
+    assert f"run: hf download org/open --revision {COMMIT}\n" in done.stdout

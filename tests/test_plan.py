@@ -459,15 +459,15 @@ def test_a_deleted_file_leaves_the_plan_and_finds_its_splits_when_it_returns(tmp
 def test_the_rows_that_are_known_are_those_of_the_files_that_are_there(tmp_path, run):
     write_lines(tmp_path / "a.jsonl", *map(row, range(3)))
     write_lines(tmp_path / "b.jsonl", *map(row, range(4)))
-    assert plan.known_rows(run, {}) == (None, False)
+    assert plan.known_rows(run) == (None, False)
     plan.make(job(tmp_path), run)
-    assert plan.known_rows(run, {}) == (7, True)
+    assert plan.known_rows(run) == (7, True)
     (tmp_path / "b.jsonl").rename(tmp_path / "b")
     plan.make(job(tmp_path), run)
-    assert plan.known_rows(run, {}) == (3, True)
+    assert plan.known_rows(run) == (3, True)
     (tmp_path / "b").rename(tmp_path / "b.jsonl")
     plan.make(job(tmp_path), run)
-    assert plan.known_rows(run, {}) == (7, True)
+    assert plan.known_rows(run) == (7, True)
 
 
 def test_an_estimate_stays_one_over_starts(tmp_path, run, monkeypatch):
@@ -476,24 +476,14 @@ def test_an_estimate_stays_one_over_starts(tmp_path, run, monkeypatch):
     write_lines(tmp_path / "a.jsonl", *map(row, range(3)))
     assert not plan.make(job(tmp_path), run).exact
     assert not plan.make(job(tmp_path), run).exact
-    assert plan.known_rows(run, {})[1] is False
-
-
-def test_rows_that_parts_tell_of_a_file_are_counted_while_it_is_the_same(tmp_path, run, monkeypatch):
-    monkeypatch.setattr("batchgen.sources.jsonl._COUNT_BYTES", 10)
-    monkeypatch.setattr("batchgen.sources.jsonl._SAMPLE_BYTES", 10)
-    path = write_lines(tmp_path / "a.jsonl", *map(row, range(3)))
-    (facts,) = plan.make(job(tmp_path), run).files
-    told = {"size": facts.size, "mtime_ns": facts.mtime_ns, "rows": 3}
-    assert plan.known_rows(run, {str(path): told}) == (3, True)
-    assert plan.known_rows(run, {str(path): told | {"size": 1, "rows": 9}})[1] is False
+    assert plan.known_rows(run)[1] is False
 
 
 @pytest.mark.parametrize("data", [b"", b"{"])
 def test_of_a_plan_that_cannot_be_read_no_rows_are_known(run, data):
     run.plan_json.parent.mkdir(parents=True, exist_ok=True)
     run.plan_json.write_bytes(data)
-    assert plan.known_rows(run, {}) == (None, False)
+    assert plan.known_rows(run) == (None, False)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff"])

@@ -52,7 +52,10 @@ def check(file: JobFile, *, fresh: bool = False) -> Checked:
     job = pin(file.job, fresh=fresh)
     model = model_of(job)
     check_weights(job, model)
-    return measure(file, job, model)
+    checked = measure(file, job, model)
+    if doubt := adapter_doubt(checked):
+        log.warning("%s", doubt)
+    return checked
 
 
 def job_checks(file: JobFile) -> list[Callable[[], None]]:
@@ -65,7 +68,7 @@ def job_checks(file: JobFile) -> list[Callable[[], None]]:
 
 
 def pin(job: Job, *, fresh: bool = False) -> Job:
-    """The job with its data sets of the Hub at one commit: the run's, else the one that holds now."""
+    """The job with a commit for each data set of the Hub. Raises ConfigError, and InputError where there is none."""
     return pinned(job, lambda: None if fresh else RunDirectory(job.output.path).read_run())
 
 
@@ -76,6 +79,7 @@ def model_of(job: Job) -> Model | None:
 
 
 def check_weights(job: Job, model: Model | None) -> None:
+    """Raise ConfigError where the engine would find no weights."""
     if model is not None and settings.reads_weights(job):
         model.check_weights()
 
@@ -83,7 +87,7 @@ def check_weights(job: Job, model: Model | None) -> None:
 def measure(file: JobFile, job: Job, model: Model | None) -> Checked:
     """The job with its model. Raises ConfigError with all that does not go together, or leaves no room for a document.
 
-    job: that of the file, checked and pinned.
+    job: the file's, checked and pinned.
     """
     found: dict[str, Any] = {}
     at_once(
@@ -112,14 +116,21 @@ def _adapter(job: Job, model: Model | None) -> Adapter | None:
     if job.engine.adapter is None:
         return None
     adapter = resolve_adapter(job.engine.adapter)
-    if model is not None:
-        name = job.engine.args["model"]
-        if not adapter.fits(str(name)):
-            log.warning("engine.adapter: %s was made for %s, engine.args.model is %s", adapter.name, adapter.base, name)
-        if job.engine.backend == "vllm":
-            settings.lora(job, adapter)
-            adapter.check_size(model.hidden_size)
+    if model is not None and job.engine.backend == "vllm":
+        settings.lora(job, adapter)
+        adapter.check_size(model.hidden_size)
     return adapter
+
+
+def adapter_doubt(checked: Checked) -> str | None:
+    """What speaks against the adapter and is no reason to stop: it may have been made for another model."""
+    adapter = checked.adapter
+    if adapter is None or checked.model is None:
+        return None
+    name = str(checked.job.engine.args["model"])
+    if adapter.fits(name):
+        return None
+    return f"engine.adapter: {adapter.name} was made for {adapter.base}, engine.args.model is {name}"
 
 
 def tokenizer_of(checked: Checked) -> Tokenizer:

@@ -78,8 +78,8 @@ class Findings:
     def fault(self, finding: Finding, exit_status: int) -> None:
         self.faults.setdefault(finding, exit_status)
 
-    def warn(self, finding: Finding) -> None:
-        self.warnings.setdefault(finding)
+    def warn(self, finding: Finding | str) -> None:
+        self.warnings.setdefault(self._finding(finding, ()) if isinstance(finding, str) else finding)
 
     def at(self, key: KeyPath, fault: str) -> Finding:
         """The finding about a key of the job."""

@@ -24,14 +24,14 @@ def open_run(path: Path) -> tuple[RunDirectory, dict[str, Any], Sink]:
 def report(path: Path) -> dict[str, Any]:
     """The report of the run as it is now, with the keys of report.json. Raises ConfigError where the folder is none."""
     run, _, sink = open_run(path)
-    return reports.afresh(run, sink, reports.read_rows(run, sink))
+    return reports.afresh(run, reports.read_rows(run, sink))
 
 
 def status(path: Path) -> dict[str, Any]:
     """How far a run is. Raises ConfigError where the folder is none."""
     run, known, sink = open_run(path)
     rows = reports.read_rows(run, sink)
-    total, exact = reports.total(run, sink, rows)
+    total, exact = reports.total(run, rows)
     end = reports.last_end(run)
     return {
         "name": known.get("name"),

@@ -20,7 +20,16 @@ from batchgen.config import Job, JobFile, Prompt
 from batchgen.data import DOCUMENT_TRUNCATED, Document, Split
 from batchgen.engines import settings
 from batchgen.errors import ConfigError, InputError, LockedError, OutputError
-from batchgen.executors.checking import Checked, check_weights, job_checks, measure, model_of, pin, tokenizer_of
+from batchgen.executors.checking import (
+    Checked,
+    adapter_doubt,
+    check_weights,
+    job_checks,
+    measure,
+    model_of,
+    pin,
+    tokenizer_of,
+)
 from batchgen.executors.findings import Finding, Findings
 from batchgen.fingerprint import differences
 from batchgen.prompts import PromptBuilder
@@ -61,7 +70,7 @@ def validate(path: Path, sets: Sequence[str], *, quick: bool) -> tuple[dict[str,
 
 def _look(file: JobFile, findings: Findings, *, quick: bool) -> dict[str, Any]:
     job = file.job
-    with findings.catching():
+    with findings.catching(about=("input",)):
         job = pin(job)
     checked, prompts = _settings(file, job, findings)
     _output(job, checked, findings)
@@ -109,6 +118,8 @@ def _settings(file: JobFile, job: Job, findings: Findings) -> tuple[Checked | No
             check_weights(job, model)
         with findings.catching():
             checked = measure(file, job, model)
+    if checked is not None and (doubt := adapter_doubt(checked)):
+        findings.warn(doubt)
     if checked is not None and is_fine:
         with findings.catching(about=("prompt",)):
             tokenizer = tokenizer_of(checked)
@@ -134,9 +145,11 @@ def _output(job: Job, checked: Checked | None, findings: Findings) -> None:
     old = None
     with findings.catching():
         old = run.read_run()
-    with findings.catching():
+    made = None
+    with findings.catching(about=("output", "format")):
+        made = sinks.format_of(run.summaries)
         sinks.refuse_other(run.summaries, job.output.format)
-    if old is not None and checked is not None and sinks.format_of(run.summaries):
+    if old is not None and checked is not None and made is not None:
         for line in differences(old["fingerprint"], checked.fingerprint):
             key, _, change = line.partition(": ")
             fault = f"{change}: not the setting of the run there; `run` wants --on-change, or the old setting"
@@ -283,25 +296,23 @@ def _count(what: Sequence[Any], name: str) -> str:
     return f"{len(what):,} {name}{'s' if len(what) != 1 else ''}"
 
 
+def _rows(rows: int, *, exact: bool) -> str:
+    return "rows not counted yet" if not rows and not exact else f"{'' if exact else 'about '}{rows:,} rows"
+
+
 def _short(lines: list[str]) -> list[str]:
     left = len(lines) - _LINES
     return lines if left <= 0 else [*lines[:_LINES], f"  and {left:,} more; --json lists all"]
 
 
-def _rows(count: int, *, exact: bool) -> str:
-    if not exact and not count:
-        return "rows not counted yet"
-    return f"{'' if exact else 'about '}{count:,} rows"
-
-
 def _inputs(found: Mapping[str, Any]) -> list[str]:
     files = found["files"]
     rows = [_rows(one["rows"], exact=one["exact"]) for one in files]
-    sizes = [f"{one['bytes']:,} bytes" for one in files]
+    sizes = [f"{one['bytes']:,} bytes" if one["bytes"] else "" for one in files]
     wide = [max(map(len, column), default=0) for column in ([one["path"] for one in files], rows, sizes)]
     lines = [f"  {'files':<9}{len(files):,} with {_rows(found['rows'], exact=found['rows_are_exact'])}"]
     lines += _short([
-        f"    {one['path']:<{wide[0]}}  {row:>{wide[1]}}  {size:>{wide[2]}}"
+        f"    {one['path']:<{wide[0]}}  {row:>{wide[1]}}  {size:>{wide[2]}}".rstrip()
         for one, row, size in zip(files, rows, sizes, strict=True)
     ])  # fmt: skip
     ids = found["ids"]

@@ -65,6 +65,12 @@ def test_validate_tells_a_rank_that_vllm_does_not_take(job, on_vllm, tmp_path):
     assert "its rank is 100000, vLLM takes adapters of up to" in done.stdout
 
 
+def test_validate_lists_the_doubt_about_an_adapter_and_says_nothing_else(job, on_vllm):
+    done = command("validate", job, *on_vllm, "--set", "engine.backend=fake", "--set", "prompt.mode=completion")
+    assert done.stderr == ""
+    assert "was made for models/smollm2-135m-instruct, engine.args.model is " in done.stdout.partition("warnings:")[2]
+
+
 def test_validate_tells_weights_that_are_no_adapter(job, on_vllm):
     done = command("validate", job, *on_vllm)
     assert done.returncode == 78
