@@ -13,6 +13,7 @@ import click
 
 from batchgen import __version__
 from batchgen.errors import BUG, BatchgenError
+from batchgen.text import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,7 +114,7 @@ def validate(*, job: Path, sets: tuple[str, ...], quick: bool, as_json: bool) ->
     if as_json:
         _print_json(found)
     else:
-        click.echo(validation.text(found))
+        _print(validation.text(found))
     return exit_status
 
 
@@ -128,7 +129,7 @@ def status(run_dir: Path, as_json: bool) -> int:
     if as_json:
         _print_json(found)
     else:
-        click.echo(inspection.status_text(found))
+        _print(inspection.status_text(found))
     return 0
 
 
@@ -147,7 +148,7 @@ def report(run_dir: Path, as_json: bool) -> int:
     if as_json:
         _print_json(found)
     else:
-        click.echo(reports.markdown(found), nl=False)
+        _print(reports.markdown(found), end="")
     return 0
 
 
@@ -217,7 +218,11 @@ def _last_words(report: "Mapping[str, Any]") -> str:
 
 
 def _print_json(value: "Mapping[str, Any]") -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    _print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _print(text: str, *, end: str = "\n") -> None:
+    click.echo(f"{harmless(text)}{end}", nl=False)
 
 
 def _say(text: str) -> None:
@@ -230,11 +235,18 @@ def _reader_has_gone() -> int:
     return 128 + signal.SIGPIPE
 
 
+class _Formatter(logging.Formatter):
+    """Names of files and words of other programs come from anywhere."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
 def _set_up_log() -> None:
     """Our sentences go to stderr: bare on a terminal, with the time of day in a file."""
     handler = logging.StreamHandler(sys.stderr)
     stamp = "" if sys.stderr.isatty() else "%(asctime)s "
-    handler.setFormatter(logging.Formatter(f"{stamp}%(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_Formatter(f"{stamp}%(message)s", datefmt="%H:%M:%S"))
     log = logging.getLogger("batchgen")
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)

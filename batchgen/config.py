@@ -175,6 +175,14 @@ class Prompt(Section):
             raise ConfigError(f"prompt.user, line {e.lineno} of it: {e.message}") from e
 
 
+class FakeAnswer(Section):
+    match: str = Field(description="The answer is for prompts that hold this text; of several answers the first.")
+    text: str = Field(description="The answer; tokens beyond the request's max_tokens are cut off.")
+    finish_reason: Literal["stop", "length"] = Field(
+        "stop", description="`length` calls an answer cut that is whole; one that is cut has it anyway."
+    )
+
+
 class FakeEngine(Section):
     """The engine for tests and dry runs: deterministic text, a set speed, faults on request."""
 
@@ -184,6 +192,7 @@ class FakeEngine(Section):
     lives: Int | None = Field(None, ge=1, description="So many engines start in an attempt, further ones do not.")
     die_on: str | None = Field(None, description="The engine dies when it comes to a prompt that holds this text.")
     hang_on: str | None = Field(None, description="The engine hangs when it comes to a prompt that holds this text.")
+    answers: list[FakeAnswer] = Field(default_factory=list, description="Answers to certain prompts.")
 
 
 class Engine(Section):
@@ -224,6 +233,20 @@ class LongDocuments(Section):
     )
 
 
+class Answers(Section):
+    reasoning_end: str | None = Field(
+        None,
+        pattern=r"\S",
+        description="The tag that ends the model's reasoning, such as `</think>`; unset for a model that does not "
+        "reason.",
+    )
+    retry_max_tokens: Int | None = Field(
+        None,
+        ge=1,
+        description="A document whose answer was cut is sent once more, with this max_tokens; never if unset.",
+    )
+
+
 class Checkpoint(Section):
     interval_s: Float = Field(30.0, gt=0, description="Finished work is on disk after at most so many seconds.")
     rows: Int = Field(2000, ge=1, description="A part is written as soon as so many rows have gathered.")
@@ -260,6 +283,7 @@ class Job(Section):
     engine: Engine = Field(Engine(), description="What runs the model, and how.")
     sampling: Sampling = Field(Sampling(), description="How the model writes: vLLM's SamplingParams by their names.")
     long_documents: LongDocuments = Field(LongDocuments(), description="Documents that are longer than the context.")
+    answers: Answers = Field(Answers(), description="How the model's answers are read.")
     checkpoint: Checkpoint = Field(Checkpoint(), description="When finished work is written.")
     failures: Failures = Field(Failures(), description="What failed documents mean for the whole run.")
     lifecycle: Lifecycle = Field(Lifecycle(), description="How a run that is told to stop does so.")
@@ -329,7 +353,8 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
         found = [_fault(error) for error in e.errors()]
         faults += [origin.fault(at, words) for at, words in found if at not in told]
     else:
-        faults += [origin.fault(at, words) for at, words in (*_input_faults(job), *_keep_faults(job))]
+        found_too = (*_input_faults(job), *_keep_faults(job), *_retry_faults(job))
+        faults += [origin.fault(at, words) for at, words in found_too]
     refuse(faults)
     return JobFile(job, origin)
 
@@ -355,8 +380,8 @@ def at_once(*checks: Callable[[], None]) -> None:
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
 COLUMNS = (
     "id", "id_type", "summary", "status", "error_type", "error", "finish_reason", "flags", "prompt_tokens",
-    "cached_tokens", "completion_tokens", "requests", "attempts", "source", "place", "doc_key", "content_hash",
-    "fingerprint", "finished_at",
+    "cached_tokens", "completion_tokens", "reasoning_tokens", "dropped_tokens", "requests", "attempts", "source",
+    "place", "doc_key", "content_hash", "fingerprint", "finished_at",
 )  # fmt: skip
 
 
@@ -380,6 +405,12 @@ def _keep_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
                 yield at, f"{ours!r} is a name of batchgen's own; give it another: keep: {{{theirs}: my_{ours}}}"
         if len(set(item.keep.values())) < len(item.keep):
             yield at, "two fields get the same name"
+
+
+def _retry_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
+    more, first = job.answers.retry_max_tokens, job.sampling.max_tokens
+    if more is not None and more <= first:
+        yield ("answers", "retry_max_tokens"), f"must be above sampling.max_tokens ({first}) (given: {more})"
 
 
 def _apply_set(parsed: Parsed, assignment: str) -> dict[KeyPath, str]:

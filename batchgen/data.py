@@ -87,7 +87,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row of the output: what became of one document. The columns are described in docs/output.md."""
+    """One row of the output: what became of one document. The columns are described in docs/output.md.
+
+    Tokens are summed over all its requests; of `completion_tokens`, `reasoning_tokens` are no part of a summary and
+    `dropped_tokens` belong to an answer that a better one replaced.
+    """
 
     document: Document
     status: Status
@@ -99,6 +103,8 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    dropped_tokens: int = 0
     requests: int = 0
     attempts: int = 0
     finished_at: datetime = field(default_factory=lambda: datetime.now(UTC))

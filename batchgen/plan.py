@@ -25,6 +25,7 @@ from batchgen.rundir import RunDirectory
 from batchgen.sinks.kept import common_type
 from batchgen.sources import dataset, is_known, open_source
 from batchgen.sources.base import FileFacts, State
+from batchgen.text import one_line
 
 _TARGET_BYTES = 64 << 20
 
@@ -120,6 +121,8 @@ def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
 
 
 def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None) -> FileFacts:
+    if "\n" in path:
+        raise InputError(f"{path!a}: its name holds a line end, so no message can tell it; rename the file")
     try:
         path.encode()
         if (data := job.input[number].dataset) is not None:
@@ -201,7 +204,7 @@ def _is_marker(name: str) -> bool:
 
 def names(paths: Sequence[str]) -> str:
     """Some of these paths, for a message."""
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
+    return one_line(", ".join(paths[:3])) + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
 
 
 def make(job: Job, run: RunDirectory) -> Plan:

@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import logging
 import secrets
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from batchgen.config import OWN_NAMES, Job, Origin, nearest
 from batchgen.data import DOCUMENT_TRUNCATED, Document, Prepared
 from batchgen.errors import ConfigError
+from batchgen.text import visible_chars
 from batchgen.tokenizer import Tokenizer
 
 log = logging.getLogger("batchgen")
@@ -31,8 +31,6 @@ _EDGE = f"batchgen-{secrets.token_hex(8)}-boundary"
 _BOUNDARY = "5eb1c7"  # `{{ boundary }}` of all documents that do not hold it
 # Few texts have more: a longer document is encoded from its beginning only, until that fills the prompt.
 _MAX_CHARS_PER_TOKEN = 32
-# Blank letters and signs: fillers, the empty Braille cell, the grapheme joiner.
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 
 
 class _NoTextError(Exception):
@@ -132,11 +130,6 @@ def _printed_plainly(template: str, name: str) -> int:
     """How often `{{ name }}` is printed as it is, blocks included."""
     outputs = environment().parse(template).find_all(nodes.Output)
     return sum(isinstance(part, nodes.Name) and part.name == name for output in outputs for part in output.nodes)
-
-
-def visible_chars(text: str) -> int:
-    """Characters a reader sees: white space, control, format, unassigned and blank characters do not count."""
-    return sum(not c.isspace() and unicodedata.category(c)[0] != "C" and c not in _BLANK for c in text)
 
 
 class PromptBuilder:

@@ -94,7 +94,7 @@ class ReadAhead:
     def _run(self, line: Line, reading: Reading) -> None:
         try:
             prompts: PromptBuilder | None = None
-            keep_chars = _KEPT_CHARS * line.job.sampling.max_tokens
+            keep_chars = _KEPT_CHARS * (line.job.answers.retry_max_tokens or line.job.sampling.max_tokens)
             for documents in _batched(read_documents(line, reading)):
                 prompts = prompts or line.prompts()
                 inputs = [line.committer.files[document.source].input for document in documents]

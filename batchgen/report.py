@@ -26,6 +26,7 @@ from batchgen.checkpoint import repeated_keys, superseded
 from batchgen.rundir import RunDirectory
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.stats import Counts, counts_of, last_told
+from batchgen.text import harmless
 
 NOTES = ("damaged parts", "orphans", "engine deaths", "input files with errors", "edited documents", "duplicate ids")
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
@@ -81,12 +82,14 @@ class Rows:
         for flag in pc.value_counts(pc.list_flatten(table.column("flags"))).to_pylist():
             self.flags[flag["values"]] += flag["counts"]
         ok = table.filter(pc.equal(table.column("status"), "ok"))
-        self.prompt_tokens.add(ok.column("prompt_tokens").to_numpy())
-        self.completion_tokens.add(ok.column("completion_tokens").to_numpy())
-        self.kept_tokens += int(pc.sum(ok.column("completion_tokens")).as_py() or 0)
+        requests = pc.max_element_wise(ok.column("requests"), 1)  # those of a row have one prompt
+        self.prompt_tokens.add(pc.divide(ok.column("prompt_tokens"), requests).to_numpy())
+        kept = pc.subtract(ok.column("completion_tokens"), ok.column("dropped_tokens"))
+        self.completion_tokens.add(kept.to_numpy())
+        self.kept_tokens += int(pc.sum(kept).as_py() or 0)
 
 
-_READ = ["status", "error_type", "flags", "prompt_tokens", "completion_tokens"]
+_READ = ["status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests"]
 
 
 def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
@@ -232,6 +235,7 @@ def _tokens(counts: Counts) -> dict[str, int]:
         "prompt": counts.prompt_tokens,
         "cached": counts.cached_tokens,
         "output": max(counts.generated_tokens, counts.completion_tokens),
+        "reasoning": counts.reasoning_tokens,
         "wasted": counts.wasted_tokens,
     }
 
@@ -278,7 +282,7 @@ def _rate(count: int, seconds: float) -> float | None:
 def write(run: RunDirectory, report: Mapping[str, Any]) -> None:
     """Replace report.json and report.md; each is whole at any moment. Raises OutputError."""
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    fsio.write_atomic(run.report_json, text.encode(), owner=run.owner)
+    fsio.write_atomic(run.report_json, harmless(text).encode(), owner=run.owner)
     fsio.write_atomic(run.report_md, markdown(report).encode(), owner=run.owner)
 
 
@@ -294,4 +298,4 @@ def markdown(report: Mapping[str, Any]) -> str:
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,}"
     environment.filters["rate"] = lambda value: "–" if value is None else f"{value:,.1f}"
     environment.filters["share"] = lambda value: "–" if value is None else f"{value:.1%}"
-    return environment.get_template("report.md").render(report)
+    return harmless(environment.get_template("report.md").render(report))

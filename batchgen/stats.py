@@ -24,7 +24,8 @@ class Counts:
     """Sums of one attempt, or of several: `+` is associative.
 
     Tokens are those of finished requests. `generated_tokens` is the engine's own count, which includes tokens of
-    requests that did not finish. `kept_tokens` are output tokens of ok records.
+    requests that did not finish. `kept_tokens` are output tokens of ok records, without those of answers that were
+    dropped for better ones; `reasoning_tokens` are of all records.
     """
 
     read: int = 0
@@ -38,6 +39,7 @@ class Counts:
     completion_tokens: int = 0
     generated_tokens: int = 0
     kept_tokens: int = 0
+    reasoning_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     preemptions: int = 0
@@ -101,9 +103,10 @@ class Stats:
         self.counts.completion_tokens += completion.completion_tokens
 
     def recorded(self, record: Record) -> None:
+        self.counts.reasoning_tokens += record.reasoning_tokens
         if record.status == "ok":
             self.counts.ok += 1
-            self.counts.kept_tokens += record.completion_tokens
+            self.counts.kept_tokens += record.completion_tokens - record.dropped_tokens
         elif record.status == "failed":
             self.counts.failed += 1
         else:

@@ -65,6 +65,10 @@ class Tokenizer(Protocol):
         """The texts again, control tokens left out."""
         ...
 
+    def hides(self, text: str) -> bool:
+        """Whether a text that the model writes with its own tokens loses a part where control tokens are left out."""
+        ...
+
 
 class HuggingFaceTokenizer:
     """The model's own tokenizer through transformers (imported here: 1.4 s).
@@ -190,6 +194,10 @@ class HuggingFaceTokenizer:
             return []
         return list(self._tokenizer.batch_decode([list(one) for one in ids], skip_special_tokens=True))
 
+    def hides(self, text: str) -> bool:
+        # By name, not by encoding: that sets something in a tokenizer which the read-ahead thread may be using.
+        return any(token.special and token.content in text for token in self._tokenizer.added_tokens_decoder.values())
+
 
 def _last_end(text: str, contents: Sequence[str]) -> int:
     """Where the last of `contents` in `text` ends; 0 where it holds none."""
@@ -239,3 +247,6 @@ class BytesTokenizer:
 
     def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return [bytes(i for i in one if i < 256).decode(errors="replace") for one in ids]
+
+    def hides(self, text: str) -> bool:  # noqa: ARG002
+        return False

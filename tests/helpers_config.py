@@ -51,11 +51,18 @@ engine:
     lives: 8
     die_on: poison
     hang_on: swamp
+    answers:
+      - match: quay wall
+        text: <think>Walls.</think>The wall is new.
+        finish_reason: length
 sampling:
   temperature: 0.5
   max_tokens: 32
 long_documents:
   policy: skip
+answers:
+  reasoning_end: </think>
+  retry_max_tokens: 96
 checkpoint:
   interval_s: 2.5
   rows: 50

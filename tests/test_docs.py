@@ -222,7 +222,7 @@ def test_rows_have_the_error_types_and_flags_of_the_page(run):
     met = {(row["status"], row["error_type"]) for row in rows(run) if row["error_type"]}
     assert met <= told
     # All but those that JSONL, the fake engine and this job cannot give: the search through the code misses none.
-    kinds = ("bad_value", "record_too_large", "empty_output", "document_too_long")
+    kinds = ("bad_value", "record_too_large", "empty_output", "reasoning_cut", "no_answer", "document_too_long")
     assert told - met == {("failed", kind) for kind in kinds}
     assert {row["status"] for row in rows(run)} == set(table("output.md", "Statuses"))
 

@@ -348,6 +348,44 @@ def _(bench):
     assert [row["error_type"] for row in found.rows if row["status"] == "failed"] == ["engine_died"]
 
 
+def told(text, **more):
+    return f"engine.fake.answers={json.dumps([{'match': 'day 3 ', 'text': text} | more])}"
+
+
+@effect("engine.fake.answers.match")
+def _(bench):
+    assert bench.run(told("Walls.")).column("summary").count("Walls.") == 1
+    assert bench.run(told("Walls.", match="repair")).column("summary").count("Walls.") == 6
+
+
+@effect("engine.fake.answers.text")
+def _(bench):
+    assert bench.run(told("Stairs.")).column("summary")[3] == "Stairs."
+
+
+@effect("engine.fake.answers.finish_reason")
+def _(bench):
+    assert bench.run(told("Walls.", finish_reason="length")).column("flags")[3] == ["summary_cut"]
+    assert bench.run(told("Walls.")).column("flags")[3] == []
+
+
+@effect("answers.reasoning_end")
+def _(bench):
+    text = told("Walls?</b>Walls.")
+    assert bench.run(text).column("summary")[3] == "Walls?</b>Walls."
+    found = bench.run(text, "answers.reasoning_end=</b>")
+    assert found.column("summary")[3] == "Walls."
+    assert found.column("error_type").count("no_answer") == 5
+
+
+@effect("answers.retry_max_tokens")
+def _(bench):
+    short = "sampling.max_tokens=5"
+    assert set(bench.run(short).column("requests")) == {1}
+    found = bench.run(short, "answers.retry_max_tokens=30")
+    assert (set(found.column("requests")), set(found.column("finish_reason"))) == ({2}, {"stop"})
+
+
 @effect("engine.stall_s")
 def _(bench):
     for seconds in (0.3, 0.8):

@@ -22,11 +22,11 @@ LAYERS = [
 ]
 # The seams: what each may use of the project besides itself.
 SEAMS = {
-    "sources": {"config", "data", "errors"},
+    "sources": {"config", "data", "errors", "text"},
     "sinks": {"data", "errors", "fsio"},
-    "workflows": {"data", "errors"},
+    "workflows": {"data", "errors", "text"},
     "engines": {"adapter", "config", "data", "errors", "fsio", "model", "tokenizer"},
-    "prompts": {"config", "data", "errors", "tokenizer"},
+    "prompts": {"config", "data", "errors", "text", "tokenizer"},
     "tokenizer": {"errors", "plain_text"},
     "plain_text": set(),
     "model": {"errors", "hub"},

@@ -251,6 +251,15 @@ def test_a_file_name_that_is_no_utf8_is_listed(tmp_path):
         discover(job(tmp_path))
 
 
+def test_a_name_with_a_line_end_is_refused_and_told_on_one_line(tmp_path):
+    write_lines(tmp_path / "a\nb.jsonl", row(1))
+    write_lines(tmp_path / "c.jsonl", row(1))
+    with pytest.raises(InputError, match=r"a\\nb\.jsonl'?: its name holds a line end") as caught:
+        plan.discover(job(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert plan.names(["a\nb", "c\x1b"]) == r"a\nb, c\u001b"
+
+
 @pytest.mark.parametrize("other", ["a.jsonl", "*.jsonl", "../data/./a.jsonl", "link.jsonl"])
 def test_a_file_that_two_inputs_mean_is_refused(tmp_path, other):
     write_lines(tmp_path / "data" / "a.jsonl", row(0))

@@ -20,8 +20,9 @@ from batchgen.stats import Counts, Stats, Telemetry
 # 100 s of an attempt, worked out by hand below.
 COUNTS = Counts(
     read=12, done_before=2, ok=7, failed=2, skipped=1, requests=9, prompt_tokens=900, cached_tokens=288,
-    completion_tokens=170, generated_tokens=200, kept_tokens=140, prefix_cache_queries=900, prefix_cache_hits=300,
-    preemptions=4, total_s=100.0, engine_start_s=12.5, steady_s=60.0, drain_s=20.0, commit_s=1.25, starved_s=3.0,
+    completion_tokens=170, generated_tokens=200, kept_tokens=140, reasoning_tokens=55, prefix_cache_queries=900,
+    prefix_cache_hits=300, preemptions=4,
+    total_s=100.0, engine_start_s=12.5, steady_s=60.0, drain_s=20.0, commit_s=1.25, starved_s=3.0,
 )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def test_a_worked_example(run):
     assert attempt["number"] == 2
     assert attempt["documents"] == {"read": 12, "done_before": 2, "ok": 7, "failed": 2, "skipped": 1}
     assert attempt["requests"] == 9
-    assert attempt["tokens"] == {"prompt": 900, "cached": 288, "output": 200, "wasted": 60}
+    assert attempt["tokens"] == {"prompt": 900, "cached": 288, "output": 200, "reasoning": 55, "wasted": 60}
     assert attempt["seconds"] == {
         "total": 100.0, "engine_start": 12.5, "steady": 60.0, "drain": 20.0, "commit": 1.25, "starved": 3.0,
     }  # fmt: skip
@@ -99,6 +100,24 @@ def test_a_worked_example(run):
         "prompt_tokens": {"p10": 100, "p50": 103, "p90": 106, "max": 106},
         "completion_tokens": {"p10": 20, "p50": 20, "p90": 20, "max": 20},
     }
+
+
+def test_a_row_of_two_requests_has_one_prompt_and_one_answer_that_is_kept(run):
+    twice = {"prompt_tokens": 200, "completion_tokens": 25, "dropped_tokens": 15, "requests": 2}
+    write_part(run, [Record(document("x", n=n), "ok", summary="s", **twice) for n in range(3)])
+    built = report.build(run, scope(run))
+    assert built["lengths"]["prompt_tokens"]["max"] == 100
+    assert built["lengths"]["completion_tokens"]["max"] == 10
+    assert built["run"]["tokens"]["wasted"] == 200 - 3 * 10
+
+
+def test_notes_of_other_peoples_making_do_no_harm_where_they_are_shown(run):
+    note = "a\x1b[2J\u202e\x9b31m.jsonl: cannot be read"
+    report.write(run, report.build(run, scope(run, reason=note, notes={"input files with errors": [note]})))
+    for path in (run.report_json, run.report_md):
+        assert not set("\x1b\u202e\x9b") & set(path.read_text())
+    assert r"a\u001b[2J\u202e\u009b31m.jsonl: cannot be read" in run.report_md.read_text()
+    assert strict(run.report_json.read_text())["notes"] == {"input files with errors": [note]}
 
 
 def test_the_whole_run_is_the_sum_of_its_attempts(run):
@@ -131,7 +150,7 @@ def test_without_documents_rates_and_lengths_are_null(run):
     for where in ("attempt", "run"):
         assert set(built[where]["rates"].values()) == {None}
         assert built[where]["prefix_cache"]["hit_share"] is None
-        assert built[where]["tokens"] == {"prompt": 0, "cached": 0, "output": 0, "wasted": 0}
+        assert built[where]["tokens"] == {"prompt": 0, "cached": 0, "output": 0, "reasoning": 0, "wasted": 0}
     assert set(built["lengths"]["prompt_tokens"].values()) == {None}
     assert set(built["engine"].values()) == {None}
     report.write(run, built)

@@ -67,6 +67,16 @@ def record(status, *, tokens=0, error=None):
     return Record(document("x"), status, error_type=error, completion_tokens=tokens)
 
 
+def test_an_answer_that_was_dropped_is_wasted_and_reasoning_is_not():
+    stats = Stats()
+    for n in range(2):
+        stats.completed(Completion(f"r{n}", completion_tokens=50))
+    kept = Record(document("x"), "ok", completion_tokens=100, dropped_tokens=50, reasoning_tokens=80, requests=2)
+    stats.recorded(kept)
+    stats.recorded(Record(document("x"), "failed", error_type="no_answer", reasoning_tokens=7))
+    assert (stats.counts.kept_tokens, stats.counts.wasted_tokens, stats.counts.reasoning_tokens) == (50, 50, 87)
+
+
 def test_a_worked_example(clock):
     """Start 20 s, 30 s with documents coming, 5 s for the last; the numbers are worked out by hand."""
     stats = Stats()

@@ -4,7 +4,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from batchgen.config import FakeAnswer
 from batchgen.config import FakeEngine as Settings
 from batchgen.data import Completion, Request
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
@@ -16,6 +18,8 @@ _SUMMARY_TOKENS = 24
 
 class FakeEngine:
     """Answers with the end of the prompt's middle, so that each text belongs to its document and to no other.
+
+    Prompts that hold the `match` of one of the settings' `answers` get its text, as far as max_tokens goes.
 
     With `fill_first` it answers window by window, like LLM.generate. Finished requests come out last in, first
     out within a poll: nothing may rely on an order.
@@ -60,23 +64,41 @@ class FakeEngine:
                 take = min(take, max(1, int(self._settings.docs_per_s / 20)))  # a poll takes about 50 ms
             self._next = max(self._next, time.monotonic()) + take / self._settings.docs_per_s
             time.sleep(max(0.0, self._next - time.monotonic()))
-        taken = []
-        for request in [self._waiting.popleft() for _ in range(take)]:
-            self._fault(request)
-            self._completed += 1
-            fails = self._settings.fail_every and self._completed % self._settings.fail_every == 0
-            taken.append((request, [] if fails else _summary(request), fails))
-        texts = self._tokenizer.decode_batch([ids for _, ids, _ in taken])
-        return [self._answer(*one, text) for one, text in zip(taken, texts, strict=True)][::-1]
+        requests = [self._waiting.popleft() for _ in range(take)]
+        answers = [self._generate(request) for request in requests]
+        texts = self._tokenizer.decode_batch([answer.ids for answer in answers])
+        found = [_completion(*one) for one in zip(requests, answers, texts, strict=True)]
+        return found[::-1]
 
-    def _fault(self, request: Request) -> None:
+    def _generate(self, request: Request) -> "_Answer":
+        """What one request gives. Raises EngineError where the engine is to die of it."""
+        prompt = self._tokenizer.decode_batch([request.prompt_ids])[0] if self._reads else ""
+        self._fault(prompt)
+        self._completed += 1
+        self._prompt_tokens += len(request.prompt_ids)
+        if self._settings.fail_every and self._completed % self._settings.fail_every == 0:
+            return _Answer(fails=True)
+        told = next((one for one in self._settings.answers if one.match in prompt), None)
+        answer = _own(request) if told is None else self._told(request, told)
+        self._generation_tokens += len(answer.ids)
+        return answer
+
+    def _told(self, request: Request, told: FakeAnswer) -> "_Answer":
+        ids = self._tokenizer.encode_batch([told.text])[0]
+        if len(ids) > request.max_tokens:
+            return _Answer(ids[: request.max_tokens], "length")
+        return _Answer(ids, told.finish_reason, text=told.text)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether anything depends on the words of a prompt."""
+        return bool(self._settings.die_on or self._settings.hang_on or self._settings.answers)
+
+    def _fault(self, prompt: str) -> None:
         """Die or hang where the settings say so."""
         if self._settings.die_after is not None and self._completed >= self._settings.die_after:
             raise EngineError(f"the fake engine died after {self._completed} completions, as its settings say")
         die_on, hang_on = self._settings.die_on, self._settings.hang_on
-        if die_on is None and hang_on is None:
-            return
-        prompt = self._tokenizer.decode_batch([request.prompt_ids])[0]
         if die_on is not None and die_on in prompt:
             raise EngineError(f"the fake engine died of {die_on!r}, as its settings say")
         if hang_on is not None and hang_on in prompt:
@@ -84,20 +106,6 @@ class FakeEngine:
             self._end.wait()
         if self._killed is not None:
             raise EngineError(self._killed)
-
-    def _answer(self, request: Request, ids: Sequence[int], fails: object, text: str) -> Completion:
-        prompt_tokens = len(request.prompt_ids)
-        self._prompt_tokens += prompt_tokens
-        self._generation_tokens += len(ids)
-        if fails:
-            return Completion(request.custom_id, error="the fake engine failed this request, as its settings say")
-        return Completion(
-            request.custom_id,
-            text=f"[{prompt_tokens}] {text}",
-            finish_reason="length" if request.max_tokens < _SUMMARY_TOKENS else "stop",
-            prompt_tokens=prompt_tokens,
-            completion_tokens=len(ids),
-        )
 
     def abort(self, custom_ids: Sequence[str]) -> None:
         gone = set(custom_ids)
@@ -117,7 +125,32 @@ class FakeEngine:
         self._waiting.clear()
 
 
-def _summary(request: Request) -> Sequence[int]:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Token ids that one request gives. `lead` stands before their text; `text` is it where it is known."""
+
+    ids: Sequence[int] = ()
+    finish_reason: str = "stop"
+    lead: str = ""
+    text: str | None = None
+    fails: bool = False
+
+
+def _own(request: Request) -> _Answer:
     """The middle of the prompt."""
     middle = len(request.prompt_ids) // 2
-    return request.prompt_ids[middle : middle + min(_SUMMARY_TOKENS, request.max_tokens)]
+    ids = request.prompt_ids[middle : middle + min(_SUMMARY_TOKENS, request.max_tokens)]
+    finish_reason = "length" if request.max_tokens < _SUMMARY_TOKENS else "stop"
+    return _Answer(ids, finish_reason, lead=f"[{len(request.prompt_ids)}] ")
+
+
+def _completion(request: Request, answer: _Answer, decoded: str) -> Completion:
+    if answer.fails:
+        return Completion(request.custom_id, error="the fake engine failed this request, as its settings say")
+    return Completion(
+        request.custom_id,
+        text=answer.lead + decoded if answer.text is None else answer.text,
+        finish_reason=answer.finish_reason,
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=len(answer.ids),
+    )

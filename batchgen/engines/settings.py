@@ -6,10 +6,11 @@ from typing import Any
 import psutil
 
 from batchgen.adapter import Adapter
-from batchgen.config import Job
+from batchgen.config import Job, Sampling
 from batchgen.engines import vllm_names
 from batchgen.errors import ConfigError
 from batchgen.model import Model
+from batchgen.tokenizer import Tokenizer
 
 _GIB = 1 << 30
 _FAKE_MAX_MODEL_LEN = 4096
@@ -82,3 +83,16 @@ def chosen(job: Job, model: Model, adapter: Adapter | None = None) -> dict[str, 
     if adapter is not None:
         added |= lora(job, adapter)
     return {name: value for name, value in added.items() if name not in job.engine.args}
+
+
+def sampling(job: Job, tokenizer: Tokenizer) -> Sampling:
+    """The job's, so that the tag which ends the reasoning is in the answers. Raises ConfigError where it is not."""
+    name, end = "skip_special_tokens", job.answers.reasoning_end
+    if end is None or not tokenizer.hides(end):
+        return job.sampling
+    if job.sampling.others.get(name) is True:
+        raise ConfigError(
+            f"sampling.{name}: {end} is a special token of the model, so with true no answer would show where its "
+            "reasoning ends: leave it out, batchgen sets it"
+        )
+    return job.sampling.model_copy(update={name: False})

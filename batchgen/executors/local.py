@@ -27,7 +27,7 @@ from batchgen.stats import Stats, Telemetry
 from batchgen.strikes import Strikes
 from batchgen.tokenizer import Tokenizer
 from batchgen.watchdog import Watchdog
-from batchgen.workflows.single import SingleWorkflow
+from batchgen.workflows.single import Rules, SingleWorkflow
 
 OnChange = Literal["refuse", "keep", "new-run"]
 log = logging.getLogger("batchgen")
@@ -102,7 +102,7 @@ class _Attempt:
             index=loaded.index,
             prompts=self._prompts,
             engine=lambda: self._engine(attempt),
-            workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", max_tokens=self.job.sampling.max_tokens),
+            workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
             committer=committer,
             strikes=Strikes(self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner),
             watchdog=Watchdog(
@@ -200,6 +200,16 @@ class _Attempt:
     def _prompts(self) -> PromptBuilder:
         return PromptBuilder(self.job, self._make_tokenizer(), max_prompt_tokens=self.checked.max_prompt_tokens)
 
+    def _rules(self) -> Rules:
+        job = self.job
+        return Rules(
+            max_tokens=job.sampling.max_tokens,
+            max_model_len=settings.max_model_len(job, self.checked.model),
+            count=lambda text: len(self._make_tokenizer().encode_batch([text])[0]),
+            retry_max_tokens=job.answers.retry_max_tokens,
+            reasoning_end=job.answers.reasoning_end,
+        )
+
     def _engine(self, attempt: int) -> Engine:
         job, model = self.job, self.checked.model
         if job.engine.backend == "fake":
@@ -220,7 +230,8 @@ class _Attempt:
         args = job.engine.args | settings.chosen(job, model, self.checked.adapter) | {"model": model.name}
         log.info("starting the engine with %s (log: %s)", model.name, path)
         engines: dict[str, Callable[..., Engine]] = {"rolling": VllmEngine, "generate": GenerateEngine}
-        return engines[job.engine.feed](args, job.sampling, log=path, adapter=self.checked.adapter)
+        sampling = settings.sampling(job, self._make_tokenizer())
+        return engines[job.engine.feed](args, sampling, log=path, adapter=self.checked.adapter)
 
     def _note_engine(self, info: EngineInfo) -> None:
         """run.json tells the engine of the latest attempt that had one."""

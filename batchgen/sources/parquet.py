@@ -11,6 +11,7 @@ from batchgen.config import Input
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.sources.base import FileFacts, Reader
+from batchgen.text import one_line
 
 _BATCH_ROWS = 32
 _BATCH_BYTES = 4 << 20
@@ -41,7 +42,7 @@ class ParquetSource:
                     raise InputError(f"{self._path}: has two columns {column!r}; nobody knows which is meant")
             for what, name in (("text_field", self._item.text_field), ("id_field", self._item.id_field)):
                 if name is not None and type_of(schema, name) is None:
-                    columns = ", ".join(schema.names)
+                    columns = one_line(", ".join(schema.names))
                     raise InputError(f"{self._path}: has no column {name!r} ({what}); it has: {columns}")
             kept = {ours: kind for theirs, ours in self._item.keep.items() if (kind := type_of(schema, theirs))}
             stat = self._path.stat()

@@ -30,5 +30,7 @@ class Workflow(Protocol):
         ...
 
     def give_up(self, custom_id: str, error: tuple[str, str]) -> list[Record]:
-        """Failed records, for this reason, of the documents in a request that will have no completion."""
+        """Records of the documents in a request that will have no completion: failed for this reason, but where an
+        earlier answer holds a summary.
+        """
         ...

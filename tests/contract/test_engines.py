@@ -246,6 +246,23 @@ def test_a_set_speed_is_kept(make_fake, monkeypatch):
     assert len(slept) == (2 if engine.limits.fill_first else 5)
 
 
+def test_prompts_that_hold_a_text_get_the_answer_that_was_told(make_fake):
+    told = [
+        {"match": "BCD", "text": "first", "finish_reason": "length"},
+        {"match": "CDE", "text": " \x1b```é"},
+        {"match": "XYZ", "text": ""},
+    ]
+    prompts = {"both": "ABCDEF", "second": "CDEF", "empty": "XYZ", "none": "ABABAB"}
+    wanted = [Request(name, list(prompt.encode()), 9) for name, prompt in prompts.items()]
+    found = {one.custom_id: one for one in run(make_fake(answers=told), [*wanted, Request("cut", list(b"CDE"), 3)])}
+    given = {name: (one.text, one.finish_reason, one.completion_tokens) for name, one in found.items()}
+    assert given["both"] == ("first", "length", 5)
+    assert given["second"] == (" \x1b```é", "stop", 7)
+    assert given["cut"] == (" \x1b`", "length", 3)
+    assert given["empty"] == ("", "stop", 0)
+    assert given["none"][0].startswith("[6] ")
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from(sorted(FAKES)),

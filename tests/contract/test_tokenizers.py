@@ -107,6 +107,16 @@ def test_control_tokens_are_left_out_of_what_is_read(name):
     assert text == tokenizer.decode_batch([plain])[0]
 
 
+def test_a_control_token_in_a_text_is_hidden_and_plain_text_is_not():
+    tokenizer = real_tokenizer()
+    for token in tokenizer._tokenizer.all_special_tokens:
+        assert tokenizer.hides(token)
+        assert tokenizer.hides(f"so: {token}\n")
+    for text in ("</think>", "<|im_end>", "", "final:"):
+        assert not tokenizer.hides(text)
+        assert not BytesTokenizer().hides(text)
+
+
 @settings(deadline=None)
 @given(
     st.text(st.characters(categories=["L", "N", "P", "Zs"], exclude_characters="<|>"), max_size=60),

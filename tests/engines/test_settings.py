@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers_config import job
+from helpers_config import job, real_tokenizer
 
 from batchgen.adapter import Adapter
 from batchgen.engines import settings, vllm_names
 from batchgen.errors import ConfigError
 from batchgen.model import Model
+from batchgen.tokenizer import BytesTokenizer
 
 GIB = 1 << 30
 
@@ -158,3 +159,24 @@ def test_a_length_that_is_no_whole_number_is_told(model, value):
         settings.max_model_len(with_args(max_model_len=value), model)
     with pytest.raises(ConfigError, match=r"engine\.args\.max_num_seqs: a whole number is wanted"):
         settings.max_num_seqs(with_args(max_num_seqs=value))
+
+
+def test_a_special_token_that_ends_the_reasoning_is_kept_in_the_answers():
+    """The demo model holds the first for special; the second is text to it."""
+    at = {"sampling": {"max_tokens": 9, "top_p": 0.5}}
+    special = job(answers={"reasoning_end": "<file_sep>"}, **at)
+    found = settings.sampling(special, real_tokenizer())
+    assert (found.max_tokens, found.others) == (9, {"top_p": 0.5, "skip_special_tokens": False})
+    assert special.sampling.others == {"top_p": 0.5}
+    for plain in (job(answers={"reasoning_end": "</think>"}, **at), job(**at)):
+        assert settings.sampling(plain, real_tokenizer()) == plain.sampling
+    for tag in ("<file_sep>", None):
+        own = job(answers={"reasoning_end": tag}, sampling={"skip_special_tokens": False})
+        assert settings.sampling(own, real_tokenizer()).others == {"skip_special_tokens": False}
+
+
+def test_to_leave_the_end_of_the_reasoning_out_is_refused():
+    wrong = job(answers={"reasoning_end": "x<file_sep>"}, sampling={"skip_special_tokens": True})
+    with pytest.raises(ConfigError, match=r"sampling\.skip_special_tokens: x<file_sep> is a special token"):
+        settings.sampling(wrong, real_tokenizer())
+    assert settings.sampling(wrong, BytesTokenizer()) == wrong.sampling

@@ -1,0 +1,138 @@
+"""What every workflow promises: one record for each document it admits, whatever comes back, and no id twice.
+
+A new workflow joins as one more entry of WORKFLOWS.
+"""
+
+from collections import Counter
+
+import pytest
+from helpers_config import prepared
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchgen.data import Completion
+from batchgen.workflows.single import Rules, SingleWorkflow
+
+MAX_MODEL_LEN = 40
+
+
+def single(**rules):
+    return lambda prefix: SingleWorkflow(
+        prefix=prefix, rules=Rules(max_tokens=8, max_model_len=MAX_MODEL_LEN, count=len, **rules)
+    )
+
+
+WORKFLOWS = {
+    "single": single(),
+    "single-retry": single(retry_max_tokens=30),
+    "single-reasoning": single(reasoning_end="</think>"),
+    "single-reasoning-retry": single(reasoning_end="</think>", retry_max_tokens=100),
+}
+TEXTS = st.sampled_from(["A summary.", "", " \u200b", "Thoughts </think>A summary.", "<think>Thoughts", "x</think>"])
+COMPLETIONS = st.fixed_dictionaries(
+    {
+        "text": TEXTS,
+        "finish_reason": st.sampled_from(["stop", "length"]),
+        "error": st.sampled_from([None, None, "refused"]),
+        "completion_tokens": st.integers(0, 30),
+        "prompt_tokens": st.just(3),
+        "cached_tokens": st.integers(0, 3),
+    }
+)
+# What happens next, and to which of the requests that are open.
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["admit", "complete", "complete", "again", "give_up"]), st.integers(0, 99), COMPLETIONS),
+    max_size=40,
+)
+
+
+class Driver:
+    """Plays the loop: knows which requests are open, and keeps what came out."""
+
+    def __init__(self, make):
+        self.workflow = make("0-1")
+        self.open, self.ids, self.records = {}, [], []
+        self.admitted = 0
+        self.tokens = Counter()
+
+    def send(self, requests):
+        for request in requests:
+            assert request.max_tokens > 0
+            assert len(request.prompt_ids) + request.max_tokens <= MAX_MODEL_LEN
+            self.ids.append(request.custom_id)
+            self.open[request.custom_id] = request
+
+    def do(self, step, choice, completion):
+        if step == "admit":
+            self.send(self.workflow.admit(prepared(n=self.admitted)))
+            self.admitted += 1
+            return
+        if not self.open:
+            return
+        custom_id = sorted(self.open)[choice % len(self.open)]
+        documents = [one.id for one in self.workflow.documents(custom_id)]
+        assert documents
+        del self.open[custom_id]
+        if step == "again":
+            self.send([self.workflow.again(custom_id)])
+        elif step == "give_up":
+            records = self.workflow.give_up(custom_id, ("engine_died", "it died"))
+            assert sorted(record.document.id for record in records) == sorted(documents)
+            self.records += records
+        else:
+            for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+                self.tokens[name] += completion[name]
+            records, requests = self.workflow.complete(Completion(custom_id, **completion))
+            self.records += records
+            self.send(requests)
+
+    def finish(self, completion):
+        """Answer all that is open, with the same completion; it ends after few rounds."""
+        for _ in range(10):
+            self.send(self.workflow.flush())
+            for _ in range(len(self.open)):
+                self.do("complete", 0, completion)
+        assert not self.open
+
+
+def check(record, *, reasons):
+    assert (record.status == "ok") is (record.summary is not None) is (record.error_type is None)
+    assert record.status in ("ok", "failed")
+    if record.summary is not None:
+        assert record.summary == record.summary.strip() != ""
+        assert not reasons or not {"<think>", "</think>", "Thoughts"} & set(record.summary.split())
+    assert 0 <= record.reasoning_tokens <= record.completion_tokens
+    assert 0 <= record.dropped_tokens <= record.completion_tokens
+    assert record.attempts >= 1
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+@given(steps=STEPS, last=COMPLETIONS)
+def test_each_document_has_one_record_and_no_id_comes_twice(name, steps, last):
+    driver = Driver(WORKFLOWS[name])
+    for step in steps:
+        driver.do(*step)
+    driver.finish(last)
+    assert Counter(record.document.id for record in driver.records) == Counter(f"d{n}" for n in range(driver.admitted))
+    assert len(set(driver.ids)) == len(driver.ids)
+    for record in driver.records:
+        check(record, reasons="reasoning" in name)
+    for column, tokens in driver.tokens.items():  # of all requests that were answered, whatever was kept
+        assert sum(getattr(record, column) for record in driver.records) == tokens
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_ids_of_two_attempts_have_nothing_in_common(name):
+    make = WORKFLOWS[name]
+    ids = [request.custom_id for prefix in ("0-1", "0-2", "1-1") for request in make(prefix).admit(prepared())]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_an_answered_request_is_not_known_any_more(name):
+    workflow = WORKFLOWS[name]("0-1")
+    (request,) = workflow.admit(prepared())
+    workflow.complete(Completion(request.custom_id, text="x</think>y", finish_reason="stop"))
+    for call in (workflow.again, workflow.documents, lambda one: workflow.complete(Completion(one))):
+        with pytest.raises(KeyError):
+            call(request.custom_id)
