@@ -17,6 +17,8 @@ from killed_child import Cue, status_of, talk
 
 from batchgen.sinks import open_sink
 
+# Where there is such a disk: fsync costs nothing there, and what a kill leaves is the same.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 FORMATS = ("parquet", "jsonl")
 # What follows from when a row was made, not from the document.
 WHEN = ("finished_at", "attempts", "cached_tokens")
@@ -106,9 +108,8 @@ def calm_rows(state: State, form: str, *, poison: bool = False) -> list[dict]:
 
 @contextlib.contextmanager
 def scratch():
-    """An empty folder, in memory where the system has such a disk: what a kill leaves is the same there."""
-    memory = Path("/dev/shm")  # noqa: S108
-    folder = tempfile.mkdtemp(prefix="batchgen-", dir=memory if memory.is_dir() else None)
+    """An empty folder in memory, where the system has such a disk."""
+    folder = tempfile.mkdtemp(prefix="batchgen-", dir=MEMORY)
     try:
         yield Path(folder)
     finally:
