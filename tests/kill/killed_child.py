@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-TALK = "talk.txt"  # what a child prints, in its working directory
 _PACKAGE = str(Path(__file__).parents[2] / "batchgen") + os.sep
 _PRELOAD = ("killed_child", "batchgen.__main__", "batchgen.cli", "batchgen.executors.local", "batchgen.engines.fake",
             "pyarrow.parquet", "pytest")  # fmt: skip
@@ -99,9 +98,9 @@ def _arm_lines(modules: frozenset[str], tick: Callable[[], None]) -> None:
     sys.settrace(at_call)
 
 
-def _child(folder: str, words: tuple[str, ...], cues: tuple[Cue, ...]) -> None:
+def _child(folder: str, words: tuple[str, ...], cues: tuple[Cue, ...], at: float) -> None:
     os.chdir(folder)
-    talk = os.open(TALK, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    talk = os.open(f"talk-{os.getpid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(talk, stream)
     from batchgen import __main__ as entry
@@ -111,6 +110,7 @@ def _child(folder: str, words: tuple[str, ...], cues: tuple[Cue, ...]) -> None:
     sys.argv = ["batchgen", *words]
     for cue in cues:
         arm(cue)
+    time.sleep(max(0.0, at - time.monotonic()))
     entry.main()
 
 
@@ -121,9 +121,9 @@ def _context():
     return context
 
 
-def begin(folder: Path, *words: object, cues: tuple[Cue, ...] = ()) -> BaseProcess:
-    """`batchgen WORDS` in a child with this working directory; it is running when this returns."""
-    child = _context().Process(target=_child, args=(str(folder), tuple(map(str, words)), cues))
+def begin(folder: Path, *words: object, cues: tuple[Cue, ...] = (), at: float = 0.0) -> BaseProcess:
+    """`batchgen WORDS` in a child with this working directory; `at`: not before this moment of time.monotonic."""
+    child = _context().Process(target=_child, args=(str(folder), tuple(map(str, words)), cues, at))
     child.start()
     return child
 
@@ -141,10 +141,9 @@ def status_of(folder: Path, *words: object, cues: tuple[Cue, ...] = ()) -> int:
     return end(begin(folder, *words, cues=cues))
 
 
-def talk(folder: Path) -> str:
-    """What the children in this folder have printed."""
-    path = folder / TALK
-    return path.read_text() if path.exists() else ""
+def talk(folder: Path, child: BaseProcess | None = None) -> str:
+    """What this child, or all in this folder, have printed."""
+    return "".join(path.read_text() for path in sorted(folder.glob(f"talk-{child.pid if child else '*'}.txt")))
 
 
 def kill_after(child: BaseProcess, seconds: float) -> None:
