@@ -114,8 +114,7 @@ class Feed:
         # An engine's start has nothing of ours half done: a signal ends it at once.
         with self._line.stop.raising():
             time.sleep(_PAUSES_S[min(self._deaths, len(_PAUSES_S) - 1)])
-            engine = self._line.engine()
-        self._engine = engine
+            self._engine = engine = self._line.engine()
         self._line.watchdog.watch(engine)
         self._line.stats.engine_started(time.monotonic() - begin)
         self._line.telemetry.event("engine", **dataclasses.asdict(engine.info))

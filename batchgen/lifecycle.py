@@ -53,11 +53,20 @@ class Stop:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """While this is entered a request raises Interrupted at once: for work that may be left anywhere."""
+        """While this is entered a request raises Interrupted at once: for work that may be left anywhere.
+
+        Libraries catch what is raised inside of them, or cannot let it through: it is raised again at the end.
+        """
         if self.requested is not None:
             raise self.interrupted()
         self._raising = True
         try:
             yield
+        except Exception as e:
+            if self.requested is None or isinstance(e, Interrupted):
+                raise
+            raise self.interrupted() from e
         finally:
             self._raising = False
+        if self.requested is not None:
+            raise self.interrupted()

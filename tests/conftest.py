@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "contract"), str(HERE / "real")]
+sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("contract", "kill", "real"))]
 
 MODEL = HERE.parent / "models" / "smollm2-135m-instruct"
 

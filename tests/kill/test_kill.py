@@ -1,5 +1,6 @@
 """A run killed anywhere, then given again, ends with the rows of a run that nobody disturbed."""
 
+import functools
 import os
 import random
 import signal
@@ -9,134 +10,223 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers_kill import killed
-from helpers_run import record, rows, same_rows, start, write_job, write_jsonl
+from helpers_kill import (
+    FORMATS,
+    HISTORIES,
+    WHEN,
+    State,
+    calm_rows,
+    clean,
+    committed,
+    kill_job,
+    orphans,
+    scratch,
+    still_there,
+)
+from helpers_run import rows, same_rows, start
+from killed_child import Cue, begin, end, kill_after, signalled, status_of, talk
 
-from batchgen.sinks import open_sink
+KILLED = -signal.SIGKILL
+PLAIN, CHANGED = HISTORIES[0][0], HISTORIES[3][1]
+EDITED = State(edited=frozenset({1, 9, 21, 43, 52}), gone=frozenset({"ids/c.parquet"}))
+GONE = 10  # rows of ids/c.parquet
 
-DOCUMENTS = 60
-OFTEN = [
-    "batchgen.fsio:Path.replace@before",  # the temporary file is written, not renamed
-    "batchgen.fsio:Path.replace@after",
-    "batchgen.fsio:sync@after",
-    "batchgen.checkpoint:Committer.commit@after",
-    "batchgen.engines.fake:FakeEngine.poll@before",
+
+@pytest.fixture
+def folder(monkeypatch):
+    with scratch() as at:
+        monkeypatch.chdir(at)
+        yield at
+
+
+def finish(folder: Path, state: State, form: str, *, poison: bool = False) -> None:
+    """Start it again without any disturbance, and compare."""
+    before, wanted = committed(folder / "out"), calm_rows(state, form, poison=poison)
+    assert start(Path("job.yaml")).exit_status == 0
+    now = rows(folder / "out")
+    still_there(before, now, wanted)
+    same_rows(now, wanted, but=WHEN)
+    clean(folder / "out")
+
+
+def at(module: str, names: str, nths=(1,), *, when=("before", "after")):
+    return [(f"batchgen.{module}:{name}@{one}", nth) for name in names.split() for one in when for nth in nths]
+
+
+WRITES = [
+    f"batchgen.fsio:Path.replace@{when}={name}"
+    for when in ("before", "after")
+    for name in ("run.json", "plan.json", "report.json", "report.md", "holder.json")
 ]
-FORMATS = ["parquet", "jsonl"]
-STEPS = ["before", "after"]
-ONCE = [
-    "batchgen.checkpoint:load@after",
-    "batchgen.plan:make@after",
-    "batchgen.engines.fake:FakeEngine.close@before",  # between the last commit and the report
-    "batchgen.report:write@before",
+FIRST = [
+    *((point, 1) for point in WRITES),
+    *at("fsio", "Path.replace sync", (3, 6, 9)),
+    *at("fsio", "os.fsync write_atomic", (4, 7, 8), when=("before",)),
+    *at("plan", "make"),
+    *at("checkpoint", "load Committer.commit"),
+    *at("checkpoint", "Committer.commit", (3, 5)),
+    *at("engines.fake", "FakeEngine.submit FakeEngine.poll", (2, 7)),
+    *at("engines.fake", "FakeEngine.close"),
+    *at("report", "build write"),
+    *at("stats", "Telemetry.event", (1, 2, 9)),
+    *at("stats", "Telemetry.close"),
 ]
-
-
-# Between the steps of a part with a footer beside it.
-JSONL = [
-    "batchgen.fsio:write_atomic@before",
-    "batchgen.fsio:write_atomic@after",
-    "batchgen.fsio:sync@after",
-    "batchgen.sinks.jsonl:JsonlSink.write_part@after",
-]
-
-
-def corpus(folder: Path, edited=(), form="parquet"):
-    for name, numbers in (("a", range(40)), ("b", range(40, DOCUMENTS))):
-        more = {n: {"text": f"An edited text about harbour {n}, long enough to be summarized again."} for n in edited}
-        write_jsonl(folder / f"in/{name}.jsonl", [record(n, **more.get(n, {})) for n in numbers])
-    output = {"dir": str(folder / "out"), "format": form}
-    return write_job(folder, [folder / "in/*.jsonl"], checkpoint={"rows": 7}, output=output)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, monkeypatch_module):
-    """Rows of plain runs: of the corpus, and of the corpus with two documents edited and file b gone; by format."""
-    found = {}
-    for form in FORMATS:
-        monkeypatch_module.chdir(tmp_path_factory.mktemp("undisturbed"))
-        assert start(corpus(Path(), form=form)).exit_status == 0
-        first = rows(Path("out"))
-        corpus(Path(), edited=[3, 17], form=form)
-        Path("in/b.jsonl").unlink()
-        assert start(Path("job.yaml")).exit_status == 0
-        found[form] = first, rows(Path("out"))
-    return found
+# Of a start that finds parts, among them rows of documents that were edited or are gone.
+AGAIN = {
+    "parquet": [
+        *at("sinks.parquet", "ParquetSink.read_keys", (1, 3)),
+        *at("sinks.parquet", "ParquetSink._write", (1, 2, 3)),
+    ],
+    "jsonl": [
+        *at("sinks.jsonl", "JsonlSink.read_keys", (1, 3)),
+        *at("sinks.jsonl", "JsonlSink._write", (1, 2, 3)),
+        *at("fsio", "write_atomic", (4, 5, 6, 7)),
+        *at("fsio", "remove", (1, 2)),
+    ],
+}
+BOTH = at("checkpoint", "_read_parts superseded settle _take_out")
 
 
 @pytest.mark.parametrize(
-    ("form", "point", "nth"),
-    [
-        *(("parquet", point, 1) for point in ONCE),
-        *(("parquet", point, nth) for point in OFTEN for nth in (1, 3, 6)),
-        # run.json and plan.json are written before the parts: these are inside of and between parts.
-        *(("jsonl", point, nth) for point in JSONL for nth in (3, 6, 7, 8)),
-    ],
+    ("form", "point", "nth"), [(form, point, nth) for form in FORMATS for point, nth in FIRST]
 )
-def test_killed_at_a_named_point(tmp_path, monkeypatch, undisturbed, form, point, nth):
-    monkeypatch.chdir(tmp_path)
-    corpus(Path(), form=form)
-    assert killed(point, nth)
-    committed = rows(Path("out"))
-    assert start(Path("job.yaml")).exit_status == 0
-    now = rows(Path("out"))
-    assert [row for row in now if row in committed] == committed  # no committed row changed
-    same_rows(now, undisturbed[form][0])
-    assert not list(Path("out").rglob(".tmp-*"))
+def test_killed_at_a_named_point(folder, form, point, nth):
+    PLAIN.write(folder)
+    kill_job(Path(), form)
+    assert status_of(folder, "run", "job.yaml", cues=(Cue(point, nth),)) == KILLED
+    finish(folder, PLAIN, form)
 
 
 @pytest.mark.parametrize(
-    ("form", "point", "nth"),
+    ("form", "point", "nth"), [(form, point, nth) for form in FORMATS for point, nth in [*AGAIN[form], *BOTH]]
+)
+def test_killed_while_rows_are_loaded_replaced_and_moved(folder, form, point, nth):
+    PLAIN.write(folder)
+    start(kill_job(Path(), form))
+    EDITED.write(folder)
+    assert status_of(folder, "run", "job.yaml", cues=(Cue(point, nth),)) == KILLED
+    finish(folder, EDITED, form)
+    assert len(orphans(folder / "out", form)) == GONE
+
+
+def dies(folder: Path, *sets: str, cues=(), status=KILLED) -> None:
+    words = [word for one in sets for word in ("--set", one)]
+    found = status_of(folder, "run", "job.yaml", *words, cues=cues)
+    assert found == status, talk(folder)
+
+
+def on_signal(number: int, *, nth: int = 3) -> Cue:
+    return Cue("batchgen.feed:Feed.collect@before", nth, functools.partial(signalled, number))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("point", "nth"),
     [
-        *(("parquet", f"batchgen.sinks.parquet:ParquetSink._write@{when}", nth) for when in STEPS for nth in (1, 2, 3)),
-        *(("jsonl", f"batchgen.sinks.jsonl:JsonlSink._write@{when}", 2) for when in STEPS),
-        *(("jsonl", f"batchgen.fsio:remove@{when}", nth) for when in STEPS for nth in (1, 2)),
-        *(("jsonl", "batchgen.fsio:write_atomic@after", nth) for nth in (4, 5, 6, 7, 8)),
+        *at("feed", "Feed.drain Feed.close"),
+        *at("feed", "Feed.collect", (3, 4), when=("after",)),  # while it drains
+        *at("feed", "Feed.commit", (3,)),
+        *at("report", "write"),
     ],
 )
-def test_killed_while_rows_are_replaced_and_moved(tmp_path, monkeypatch, undisturbed, form, point, nth):
-    monkeypatch.chdir(tmp_path)
-    corpus(Path(), form=form)
-    start(Path("job.yaml"))
-    corpus(Path(), edited=[3, 17], form=form)
-    Path("in/b.jsonl").unlink()
-    assert killed(point, nth)
-    assert start(Path("job.yaml")).exit_status == 0
-    same_rows(rows(Path("out")), undisturbed[form][1])
-    sink = open_sink(form, owner="00000")
-    orphans = [row["id"] for path in Path("out/orphans").glob("part-*") for row in sink.rows(path)]
-    assert sorted(orphans) == sorted(f"d{n}" for n in range(40, DOCUMENTS))
-    assert not list(Path("out").rglob(".tmp-*"))
+def test_killed_while_it_drains(folder, form, point, nth):
+    PLAIN.write(folder)
+    kill_job(Path(), form)
+    dies(folder, cues=(on_signal(signal.SIGTERM), Cue(point, nth)))
+    finish(folder, PLAIN, form)
 
 
-def random_kills(job: Path, seed: int) -> int:
-    """Kill starts at random moments until three were killed; the number of starts it took."""
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        *at("strikes", "Strikes.add Strikes.forget"),
+        *((f"batchgen.fsio:Path.replace@{when}=strikes-00000.json", 1) for when in ("before", "after")),
+        *at("feed", "Feed.recover Feed._free", (1, 2)),
+    ],
+)
+def test_killed_around_the_death_of_an_engine(folder, point, nth):
+    PLAIN.write(folder)
+    kill_job(Path(), "parquet")
+    dies(folder, "engine.fake.die_after=9", cues=(Cue(point, nth),))
+    finish(folder, PLAIN, "parquet")
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_second_signal_leaves_at_once(folder, second):
+    PLAIN.write(folder)
+    kill_job(Path(), "parquet")
+    again = Cue("batchgen.feed:Feed.drain@before", 1, functools.partial(_later, second))
+    dies(folder, cues=(on_signal(signal.SIGTERM), again), status=128 + second)
+    assert not (folder / "out/report.json").exists()
+    finish(folder, PLAIN, "parquet")
+
+
+def _later(number: int) -> None:
+    time.sleep(0.6)  # the same signal within half a second is an echo
+    signalled(number)
+
+
+# Random moments. A seed is one run over the changes of its inputs, disturbed at every start but the last.
+
+_FIRST_SEED, _SEEDS = int(os.environ.get("SEED") or 0), int(os.environ.get("KILLS") or 0)
+SEEDS = range(_FIRST_SEED, _FIRST_SEED + _SEEDS) if _SEEDS else range(200)
+ENDS = {0, 75, KILLED, *(128 + one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))}
+LINES = {"lines": 30_000, "lines:fsio,checkpoint,jsonl,parquet,rundir,index": 4_000, "lines:fsio": 900}
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def disturbed(dice: random.Random, folder: Path, *, poison: bool) -> str:
+    """One start that is disturbed at a random moment; what was done to it."""
+    words = ["run", "job.yaml", *dice.choice([(), (), (), ("--limit", dice.randrange(1, 30))])]
+    if dice.random() < 0.2 and not poison:  # enough for a poll or two: an engine that finishes nothing five times ends the run
+        words += ["--set", f"engine.fake.die_after={dice.randrange(13, 20)}", "--set", "failures.strikes=99"]
+    if dice.random() < 0.25:
+        child, after = begin(folder, *words), dice.uniform(0, 0.3)
+        kill_after(child, after)
+        done = f"killed after {after:.4f} s"
+    else:
+        first = dice.choice(SIGNALS)
+        place = dice.choice(list(LINES))
+        nth = dice.randrange(1, LINES[place])
+        cues = [Cue(place, nth, functools.partial(signalled, first))]
+        if first != signal.SIGKILL and dice.random() < 0.5:
+            cues.append(Cue(place, nth + dice.randrange(1, 300), functools.partial(signalled, dice.choice(SIGNALS[2:]))))
+        child = begin(folder, *words, cues=tuple(cues))
+        done = str(cues)
+    status = end(child)
+    assert status in ENDS, f"{words} {done}: {status}\n{talk(folder)}"
+    return f"{words} {done} → {status}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_killed_at_random_moments(folder, seed):
     dice = random.Random(seed)
-    starts = 0
+    form, history, poison = dice.choice(FORMATS), dice.choice(HISTORIES), dice.random() < 0.2
+    print(f"seed {seed}: {form}, {history}, {poison=}")
+    kill_job(Path(), form, poison=poison)
+    for state in history:
+        state.write(folder)
+        for _ in range(dice.choice([1, 1, 2]) if len(history) > 1 else 3):
+            before = committed(folder / "out")
+            print(disturbed(dice, folder, poison=poison))
+            still_there(before, committed(folder / "out"), calm_rows(state, form, poison=poison))
+    finish(folder, history[-1], form, poison=poison)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_whole_process_killed_at_random_times(folder, seed):
+    """Not forked, so that it also dies while it starts."""
+    dice = random.Random(seed)
+    form = FORMATS[seed % 2]
+    PLAIN.write(folder)
+    kill_job(Path(), form)
     for _ in range(3):
         child = subprocess.Popen(
-            [sys.executable, "-m", "batchgen", "run", str(job)], stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        starts += 1
-        time.sleep(dice.uniform(0.2, 1.2))
+            [sys.executable, "-m", "batchgen", "run", "job.yaml", "--set", "engine.fake.docs_per_s=60"],
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        time.sleep(dice.uniform(0.1, 1.2))
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    return starts
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_killed_at_random_times(tmp_path, monkeypatch, undisturbed, seed):
-    monkeypatch.chdir(tmp_path)
-    form = FORMATS[seed % 2]
-    corpus(Path(), form=form)
-    print(f"seed {seed}")
-    slow = "engine: {backend: fake, args: {max_model_len: 2048, max_num_seqs: 4}, fake: {docs_per_s: 80}}\n"
-    text = Path("job.yaml").read_text()
-    Path("slow.yaml").write_text(text[: text.index("engine:")] + slow + text[text.index("sampling:") :])
-    random_kills(Path("slow.yaml"), seed)
-    committed = rows(Path("out"))
-    assert start(Path("job.yaml")).exit_status == 0
-    now = rows(Path("out"))
-    assert [row for row in now if row in committed] == committed
-    same_rows(now, undisturbed[form][0])
+        assert child.wait() in (0, KILLED)
+    finish(folder, PLAIN, form)
