@@ -63,10 +63,10 @@ class Stop:
         try:
             yield
         except Exception as e:
-            if self.requested is None or isinstance(e, Interrupted):
+            if self.at is None or isinstance(e, Interrupted):
                 raise
             raise self.interrupted() from e
         finally:
             self._raising = False
-        if self.requested is not None:
+        if self.at is not None:
             raise self.interrupted()

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -73,11 +74,18 @@ class Tokenizer(Protocol):
 class HuggingFaceTokenizer:
     """The model's own tokenizer through transformers (imported here: 1.4 s).
 
-    chat_template: one to use instead of the model's own, as text.
+    chat_template: one to use instead of the model's own, as text. now: what a template takes for the present day, so
+    that all starts of a run have the same prompts; today where it is left out.
     """
 
     def __init__(
-        self, folder: Path, *, trust_remote_code: bool = False, chat_template: str | None = None, mode: Mode = "chat"
+        self,
+        folder: Path,
+        *,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+        mode: Mode = "chat",
+        now: datetime | None = None,
     ) -> None:
         # The read-ahead thread encodes in batches: the Rust threads are wanted, the fork warning is not.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -87,6 +95,7 @@ class HuggingFaceTokenizer:
             raise ConfigError("a model's tokenizer needs transformers: pip install 'batchgen[vllm]' (or [cpu])") from e
         self._mode = mode
         self._chat_template = chat_template
+        self._now = now or datetime.now(UTC)
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=trust_remote_code, local_files_only=True
@@ -165,7 +174,11 @@ class HuggingFaceTokenizer:
     def _template(self, messages: list[Message]) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                messages, chat_template=self._chat_template, tokenize=False, add_generation_prompt=True
+                messages,
+                chat_template=self._chat_template,
+                tokenize=False,
+                add_generation_prompt=True,
+                strftime_now=self._now.strftime,
             )
         )
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import sys
+from datetime import UTC, datetime
 
 import pytest
 from helpers_config import document, job, real_tokenizer
@@ -413,3 +414,10 @@ def test_bytes_are_what_they_look_like():
     assert tokenizer.encode_batch(["a\u00e9", ""]) == [[97, 0xC3, 0xA9], []]
     assert tokenizer.frame("s", "x") == Frame([256, 115, 259, 257], [259, 258])
     assert tokenizer.decode_batch([[256, 97, 0xC3], [0xC3, 0xA9, 259]]) == ["a\ufffd", "\u00e9"]
+
+
+def test_a_template_that_tells_the_date_gets_that_of_the_run(model_folder):
+    template = "<|im_start|>Today is {{ strftime_now('%d %b %Y') }}.<|im_end|>{{ messages[0].content }}"
+    tokenizer = HuggingFaceTokenizer(model_folder, chat_template=template, now=datetime(2024, 1, 2, tzinfo=UTC))
+    frame = tokenizer.frame(None, "STAND-IN")
+    assert tokenizer.decode_batch([frame.before])[0] + frame.lead == "Today is 02 Jan 2024."

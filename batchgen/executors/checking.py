@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from batchgen import chat_template
@@ -133,12 +134,15 @@ def adapter_doubt(checked: Checked) -> str | None:
     return f"engine.adapter: {adapter.name} was made for {adapter.base}, engine.args.model is {name}"
 
 
-def tokenizer_of(checked: Checked) -> Tokenizer:
-    """The model's own tokenizer; bytes where the job names no model. Takes seconds: transformers is imported."""
+def tokenizer_of(checked: Checked, *, now: datetime | None = None) -> Tokenizer:
+    """The model's own tokenizer; bytes where the job names no model. Takes seconds: transformers is imported.
+
+    now: the present day of chat templates that tell it.
+    """
     mode = checked.job.prompt.mode
     if checked.model is None:
         return BytesTokenizer(mode=mode)
     trust = bool(checked.job.engine.args.get("trust_remote_code", False))
     return HuggingFaceTokenizer(
-        checked.model.folder, trust_remote_code=trust, chat_template=checked.given_template, mode=mode
+        checked.model.folder, trust_remote_code=trust, chat_template=checked.given_template, mode=mode, now=now
     )

@@ -194,7 +194,8 @@ class _Attempt:
 
     def _make_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self.checked)
+            began = datetime.fromisoformat((self.directory.read_run() or {})["began"])
+            self._tokenizer = tokenizer_of(self.checked, now=began)
         return self._tokenizer
 
     def _prompts(self) -> PromptBuilder:
