@@ -138,7 +138,9 @@ def _(folder):
 
 @makes("75", "deadline")
 def _(folder):
-    return run(job_of(folder), "--deadline", "1s", "--set", "engine.fake.docs_per_s=0.5", "--set", "lifecycle.grace_s=0")
+    return run(
+        job_of(folder), "--deadline", "1s", "--set", "engine.fake.docs_per_s=0.5", "--set", "lifecycle.grace_s=0"
+    )
 
 
 @makes("78", "a key")

@@ -87,9 +87,7 @@ AGAIN = {
 BOTH = at("checkpoint", "_read_parts superseded settle _take_out")
 
 
-@pytest.mark.parametrize(
-    ("form", "point", "nth"), [(form, point, nth) for form in FORMATS for point, nth in FIRST]
-)
+@pytest.mark.parametrize(("form", "point", "nth"), [(form, point, nth) for form in FORMATS for point, nth in FIRST])
 def test_killed_at_a_named_point(folder, form, point, nth):
     PLAIN.write(folder)
     kill_job(Path(), form)
@@ -178,7 +176,9 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signa
 def disturbed(dice: random.Random, folder: Path, *, poison: bool) -> str:
     """One start that is disturbed at a random moment; what was done to it."""
     words = ["run", "job.yaml", *dice.choice([(), (), (), ("--limit", dice.randrange(1, 30))])]
-    if dice.random() < 0.2 and not poison:  # enough for a poll or two: an engine that finishes nothing five times ends the run
+    if (
+        dice.random() < 0.2 and not poison
+    ):  # enough for a poll or two: an engine that finishes nothing five times ends the run
         words += ["--set", f"engine.fake.die_after={dice.randrange(13, 20)}", "--set", "failures.strikes=99"]
     if dice.random() < 0.25:
         child, after = begin(folder, *words), dice.uniform(0, 0.3)
@@ -190,7 +190,9 @@ def disturbed(dice: random.Random, folder: Path, *, poison: bool) -> str:
         nth = dice.randrange(1, LINES[place])
         cues = [Cue(place, nth, functools.partial(signalled, first))]
         if first != signal.SIGKILL and dice.random() < 0.5:
-            cues.append(Cue(place, nth + dice.randrange(1, 300), functools.partial(signalled, dice.choice(SIGNALS[2:]))))
+            cues.append(
+                Cue(place, nth + dice.randrange(1, 300), functools.partial(signalled, dice.choice(SIGNALS[2:])))
+            )
         child = begin(folder, *words, cues=tuple(cues))
         done = str(cues)
     status = end(child)

@@ -17,7 +17,14 @@ from helpers_kill import MEMORY
 from helpers_run import rows, start, write_job
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from killed_child import Cue, signalled, status_of, talk
 
 from batchgen.errors import EngineError, FingerprintError
@@ -229,7 +236,10 @@ class Runs(RuleBasedStateMachine):
         first = [row for row in now if row["error_type"] != "duplicate_id"]
         assert {row["doc_key"] for row in first} == set(held)
         assert all(row["content_hash"] in held[row["doc_key"]] for row in first)
-        versions = {one: {f"{one}v{v}" for lines in self.files.values() for name, v in lines if name == one} for one in self._ids()}
+        versions = {
+            one: {f"{one}v{v}" for lines in self.files.values() for name, v in lines if name == one}
+            for one in self._ids()
+        }
         for row in first:
             assert row["status"] == "ok"
             if row["id"] is not None:
@@ -267,4 +277,12 @@ def test_runs_in_any_order():
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_many_runs_in_any_order():
-    run_state_machine_as_test(Runs, settings=settings(FIXED, max_examples=int(__import__("os").environ.get("EX","400")), stateful_step_count=25, derandomize=False))
+    run_state_machine_as_test(
+        Runs,
+        settings=settings(
+            FIXED,
+            max_examples=int(__import__("os").environ.get("EX", "400")),
+            stateful_step_count=25,
+            derandomize=False,
+        ),
+    )
