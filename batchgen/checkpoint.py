@@ -22,7 +22,7 @@ from batchgen.errors import OutputError
 from batchgen.index import DoneIndex, IndexBuilder, KeySet
 from batchgen.rundir import RunDirectory
 from batchgen.sinks.base import DamagedPartError, Sink
-from batchgen.sources.base import FileFacts
+from batchgen.sources.base import NO_SPLIT, FileFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,7 @@ class Committer:
     """Gathers records and writes them as parts: at `rows` records, or `interval_s` after the first of them.
 
     The reader's thread calls `read` and `ended`, the engine's all others: ints and bools, each with one writer.
+    whole: files that parts call whole: a new part with rows of theirs says it again, since the older can go.
     """
 
     job: Job
@@ -156,6 +157,7 @@ class Committer:
     fingerprint: str
     attempt: int
     files: Mapping[str, FileFacts]
+    whole: Mapping[str, int] = field(default_factory=dict)
     parts: int = 0
     rows: int = 0
     seconds: float = 0.0
@@ -202,16 +204,18 @@ class Committer:
         records, self._records = self._records, []
         for record in records:
             self._committed[record.document.source] += 1
-        whole = {source: self._facts(source) for source in list(self._passes) if self._is_whole(source)}
+        rows = {source: self._passes[source].rows for source in list(self._passes) if self._is_whole(source)}
+        rows |= {one: self.whole[one] for one in {record.document.source for record in records} if one in self.whole}
+        whole = {source: plan.state(self.job, self.files[source]) | {"rows": n} for source, n in sorted(rows.items())}
         footer = {
             "version": 1,
             "attempt": self.attempt,
-            "splits": sorted({record.document.split for record in records}),
+            "splits": sorted({record.document.split for record in records} - {NO_SPLIT}),
             "files": whole,
         }
         path = self.run.part(self.attempt, self.parts + 1, self.sink.suffix)
         self.sink.write_part(path, records, fingerprint=self.fingerprint, footer=footer)
-        self._told |= set(whole)
+        self._told |= set(rows)
         self.parts += 1
         self.rows += len(records)
         self.seconds += time.monotonic() - begin
@@ -220,9 +224,6 @@ class Committer:
     def _is_whole(self, source: str) -> bool:
         at = self._passes[source]
         return at.ended and source not in self._told and self._committed[source] == at.waiting
-
-    def _facts(self, source: str) -> dict[str, Any]:
-        return plan.state(self.job, self.files[source]) | {"rows": self._passes[source].rows}
 
 
 def settle(run: RunDirectory, sink: Sink, orphans: KeySet) -> None:

@@ -18,7 +18,7 @@ from batchgen.text import harmless
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from batchgen.executors.local import OnChange
+    from batchgen.executors.local import OnChange, Outcome
     from batchgen.executors.writers import Format
     from batchgen.lifecycle import Stop
 
@@ -46,6 +46,9 @@ class _Duration(click.ParamType[float]):
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
+_DEADLINE = click.option("--deadline", type=_Duration(), help="Stop after this time, like at a signal: 3h50m, 90s, 2d.")
+
+
 @click.group(context_settings=_CONTEXT)
 @click.version_option(__version__, prog_name="batchgen")
 def cli() -> None:
@@ -69,7 +72,7 @@ def cli() -> None:
     help="When settings that change the text differ from the run's: refuse; keep the old rows and go on; or move "
     "the old run aside.",
 )
-@click.option("--deadline", type=_Duration(), help="Stop after this time, like at a signal: 3h50m, 90s, 2d.")
+@_DEADLINE
 @_JSON
 def run(
     *,
@@ -89,12 +92,50 @@ def run(
     if deadline is not None:
         stop.set_deadline(deadline)
     options = local.Options(limit=limit, fresh=fresh, on_change=on_change)
-    outcome = local.run(config.load(job, sets), options, stop)
-    assert outcome.report is not None
-    if as_json:
-        _print_json(outcome.report)
-    _say(_last_words(outcome.report))
-    return outcome.exit_status
+    return _told(local.run(config.load(job, sets), options, stop), as_json=as_json)
+
+
+@cli.command(name="retry-failed")
+@_JOB
+@_SET
+@click.option(
+    "--type",
+    "types",
+    metavar="ERROR_TYPE",
+    multiple=True,
+    help="Try only those of this error type again, whatever it is; can be given several times. Without it, all that a "
+    "second try can change.",
+)
+@click.option(
+    "--on-change",
+    type=click.Choice(["refuse", "keep"]),
+    default="refuse",
+    show_default=True,
+    help="When settings that change the text differ from the run's: refuse; or make the new rows under the new ones.",
+)
+@_DEADLINE
+@_JSON
+def retry_failed(
+    *,
+    job: Path,
+    sets: tuple[str, ...],
+    types: tuple[str, ...],
+    on_change: "OnChange",
+    deadline: float | None,
+    as_json: bool,
+) -> int:
+    """Try the failed documents of a run again, and replace their rows.
+
+    New and edited documents are left for `run`.
+    """
+    from batchgen import config
+    from batchgen.executors import local
+
+    stop = _stop()
+    if deadline is not None:
+        stop.set_deadline(deadline)
+    options = local.Options(on_change=on_change, retry=frozenset(types))
+    return _told(local.run(config.load(job, sets), options, stop), as_json=as_json)
 
 
 @cli.command()
@@ -200,6 +241,15 @@ def demo_model(folder: Path) -> int:
     return 0
 
 
+def _told(outcome: "Outcome", *, as_json: bool) -> int:
+    """Tell how a start ended; its exit status."""
+    assert outcome.report is not None
+    if as_json:
+        _print_json(outcome.report)
+    _say(_last_words(outcome.report))
+    return outcome.exit_status
+
+
 def _last_words(report: "Mapping[str, Any]") -> str:
     documents = report["documents"]
     pending = f", {documents['pending']:,} pending" if documents["pending"] else ""
@@ -213,7 +263,7 @@ def _last_words(report: "Mapping[str, Any]") -> str:
     if report["exit_status"] == 75:
         text += "; the same command goes on"
     if documents["failed"]:
-        text += f"; see status = 'failed' in {report['run_dir']}/summaries"
+        text += f"; failed documents: {report['notes']['failed documents'] or report['run_dir'] + '/summaries'}"
     return f"{text}; report: {report['run_dir']}/report.md"
 
 

@@ -188,6 +188,7 @@ class FakeEngine(Section):
 
     docs_per_s: Float | None = Field(None, gt=0, description="Completions a second; as fast as possible when unset.")
     fail_every: Int | None = Field(None, ge=1, description="Every n-th request comes back with an error.")
+    fail_on: str | None = Field(None, description="Requests whose prompt holds this text come back with an error.")
     die_after: Int | None = Field(None, ge=0, description="The engine dies after this many completions.")
     lives: Int | None = Field(None, ge=1, description="So many engines start in an attempt, further ones do not.")
     die_on: str | None = Field(None, description="The engine dies when it comes to a prompt that holds this text.")

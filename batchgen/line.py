@@ -1,10 +1,11 @@
 """What one pass over the documents works with, and what its reader finds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from batchgen.checkpoint import Committer
 from batchgen.config import Job
+from batchgen.data import Document
 from batchgen.engines.base import Engine, EngineInfo
 from batchgen.index import DoneIndex
 from batchgen.lifecycle import Stop
@@ -22,6 +23,7 @@ class Reading:
     """What the reader found in a pass. `complete`: every row of every file was seen."""
 
     edited: int = 0
+    retried: int = 0
     duplicates: int = 0
     admitted: int = 0
     file_errors: list[str] = field(default_factory=list)
@@ -30,7 +32,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one pass works with; `prompts` and `engine` are made when the first document needs them."""
+    """What one pass works with; `prompts` and `engine` are made when the first document needs them.
+
+    documents: gives those to do, in the reader's thread.
+    """
 
     job: Job
     plan: Plan
@@ -47,4 +52,5 @@ class Line:
     progress: Progress
     stop: Stop
     engine_ready: Callable[[EngineInfo], None]
+    documents: Callable[["Line", Reading], Iterator[Document]]
     limit: int | None = None

@@ -17,9 +17,10 @@ LINE_S = 30.0
 class Progress:
     """Shows documents done of all; writes to stderr only. Times are local, rates are of this attempt."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._total = plan.rows
-        self._about = "" if plan.exact else "~"
+    def __init__(self, plan: Plan, total: int | None = None) -> None:
+        """total: documents this start is about, where it is not about all of the plan."""
+        self._total = plan.rows if total is None else total
+        self._about = "" if plan.exact or total is not None else "~"
         self._next: float | None = None
         self._said: str | None = None
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

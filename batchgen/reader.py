@@ -95,7 +95,7 @@ class ReadAhead:
         try:
             prompts: PromptBuilder | None = None
             keep_chars = _KEPT_CHARS * (line.job.answers.retry_max_tokens or line.job.sampling.max_tokens)
-            for documents in _batched(read_documents(line, reading)):
+            for documents in _batched(line.documents(line, reading)):
                 prompts = prompts or line.prompts()
                 inputs = [line.committer.files[document.source].input for document in documents]
                 prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))

@@ -28,7 +28,10 @@ from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.stats import Counts, counts_of, last_told
 from batchgen.text import harmless
 
-NOTES = ("damaged parts", "orphans", "engine deaths", "input files with errors", "edited documents", "duplicate ids")
+NOTES = (
+    "damaged parts", "orphans", "engine deaths", "input files with errors", "edited documents", "duplicate ids",
+    "failed documents",
+)  # fmt: skip
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 _ENGINE = ("backend", "device", "max_num_seqs", "kv_cache_tokens", "kv_cache_max_concurrency", "args", "adapter")
 
@@ -61,7 +64,9 @@ class Rows:
     flags: Counter[str] = field(default_factory=Counter)
     kept_tokens: int = 0
     damaged: list[str] = field(default_factory=list)  # parts that are there and cannot be read
-    superseded: int = 0  # rows of edited documents that stand beside their newer row, not counted above
+    superseded: int = 0  # rows that stand beside a newer one of their document, not counted above
+    old: Mapping[Path, set[str]] = field(default_factory=dict)  # these rows: their keys (hex) by part
+    with_failed: list[Path] = field(default_factory=list)  # parts that hold failed rows
     prompt_tokens: Lengths = field(default_factory=Lengths)
     completion_tokens: Lengths = field(default_factory=Lengths)
 
@@ -98,8 +103,9 @@ def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
     unique: each key is known to have one row, so that nobody has to look for older ones.
     """
     rows = Rows()
-    old = {} if unique else superseded(run, sink, repeated_keys(run, sink))
+    old = rows.old = {} if unique else superseded(run, sink, repeated_keys(run, sink))
     for path in run.parts(sink.suffix):
+        failed = rows.status["failed"]
         try:
             table = sink.read(path, [*_READ, "doc_key"] if path in old else _READ)
         except DamagedPartError as e:
@@ -111,6 +117,8 @@ def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
             rows.superseded += len(table) - int(pc.sum(newest).as_py() or 0)
             table = table.filter(newest)
         rows.add(table)
+        if rows.status["failed"] > failed:
+            rows.with_failed.append(path)
     return rows
 
 

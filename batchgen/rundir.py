@@ -34,6 +34,8 @@ class RunDirectory:
         self.logs = path / "logs"
         self.plan_json = path / "plan.json"
         self.run_json = path / "run.json"
+        self.failed_jsonl = path / "failed.jsonl"
+        self.retry_json = path / f"retry-{SHARD:05d}.json"
         self.strikes_json = path / f"strikes-{SHARD:05d}.json"
         self.report_json = path / "report.json"
         self.report_md = path / "report.md"
@@ -186,6 +188,11 @@ class RunDirectory:
         return aside
 
 
+def attempt_of(part: Path) -> int:
+    """The attempt that committed a part."""
+    return int(part.name.split("-")[1])
+
+
 def _identity(path: Path) -> tuple[int, int] | None:
     """Which file this is, whatever its name; None where there is none."""
     try:
@@ -214,5 +221,7 @@ def _refuse_lockless(path: Path) -> None:
 
 def _foreign(path: Path) -> str | None:
     """A name in the folder that no run directory holds."""
-    ours = re.compile(r"(\.tmp-.*|locks|logs|summaries|orphans|damaged|(run|plan|report)\..*|(telemetry|strikes)-.*)$")
+    ours = re.compile(
+        r"(\.tmp-.*|locks|logs|summaries|orphans|damaged|(run|plan|report|failed)\..*|(telemetry|strikes|retry)-.*)$"
+    )
     return next((entry.name for entry in sorted(path.iterdir()) if not ours.match(entry.name)), None)

@@ -30,12 +30,18 @@ class Strikes:
         data = json.dumps({key.hex(): count for key, count in self._counts.items()}, indent=0)
         fsio.write_atomic(self._path, data.encode(), owner=self._owner)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._counts
+
     def suspects(self, keys: Iterable[bytes]) -> bool:
         """Whether one of these has so many that it is to be tried alone."""
         return bool(self._counts) and any(self._counts[key] >= self._limit for key in keys)
 
-    def forget(self) -> None:
-        """After a whole pass nobody is suspected. Raises OutputError."""
-        if self._counts or self._path.exists():
-            self._counts.clear()
+    def forget(self, keys: Iterable[bytes] | None = None) -> None:
+        """Take the strikes of these away; of all after a whole pass, when nobody is suspected. Raises OutputError."""
+        for key in list(self._counts) if keys is None else keys:
+            del self._counts[key]
+        if self._counts:
+            self.add(())
+        elif self._path.exists():
             fsio.remove(self._path)

@@ -47,6 +47,7 @@ engine:
   fake:
     docs_per_s: 100.5
     fail_every: 7
+    fail_on: marsh
     die_after: 900
     lives: 8
     die_on: poison

@@ -126,6 +126,10 @@ def test_the_version_is_that_of_the_package(batchgen):
         (("run", "job.yaml", "--on-change", "go"), "'go' is not one of 'refuse', 'keep', 'new-run'"),
         (("run", "job.yaml", "other.yaml"), "unexpected extra argument"),
         (("validate", "job.yaml", "--set"), "requires an argument"),
+        (("retry-failed",), "Missing argument 'JOB.yaml'"),
+        (("retry-failed", "job.yaml", "--on-change", "new-run"), "'new-run' is not one of 'refuse', 'keep'"),
+        (("retry-failed", "job.yaml", "--limit", "3"), "No such option"),
+        (("retry-failed", "job.yaml", "--deadline", "soon"), "'soon' is no time"),
         (("status",), "Missing argument 'RUN_DIR'"),
         (("status", "out"), "'out' does not exist"),
         (("status", "job.yaml"), "'job.yaml' is a file"),
@@ -234,6 +238,50 @@ def test_json_is_all_there_is_on_stdout(batchgen, folder):
 
     again = plain_json(batchgen("report", "out", "--json"))
     assert (again["documents"], again["reason"]) == (report["documents"], report["reason"])
+
+
+def test_failed_documents_are_listed_and_tried_again(batchgen, folder):
+    assert "there is no run yet" in refused(batchgen("retry-failed", "job.yaml", "--json"), 78)
+    assert not (folder / "out").exists()
+    done = batchgen("run", "job.yaml", "--set", "engine.fake.fail_on=Minutes 3")
+    assert done.returncode == 3
+    assert "1 failed, 0 skipped; " in done.stderr.splitlines()[-1]
+    assert "; failed documents: out/failed.jsonl; report: out/report.md" in done.stderr.splitlines()[-1]
+    assert json.loads((folder / "out/failed.jsonl").read_text())["id"] == "d3"
+    done = batchgen("retry-failed", "job.yaml", "--type", "engine_died")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "0 failed documents are tried again; these keep their rows: request_failed 1 → out" in done.stderr
+    report = plain_json(batchgen("retry-failed", "job.yaml", "--json", "--deadline", "1h"))
+    assert (report["reason"], report["documents"]["ok"], report["notes"]["failed documents"]) == (
+        "1 tried again",
+        5,
+        None,
+    )
+    assert not (folder / "out/failed.jsonl").exists()
+
+
+def test_a_retry_that_gets_a_signal_stops_and_goes_on(batchgen, folder):
+    fails = ("--set", "engine.fake.fail_on=harbour")
+    assert batchgen("run", "job.yaml", *fails).returncode == 3
+    slow = ("--set", "engine.fake.docs_per_s=2", "--set", "lifecycle.grace_s=0.6", "--set", "checkpoint.rows=1")
+    words = [sys.executable, "-m", "batchgen", "retry-failed", "job.yaml", *slow]
+    child = subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 30
+        while len(list((folder / "out/summaries").glob("part-00002-*"))) < 1:
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child.terminate()
+        told = child.communicate(timeout=20)[1]
+        assert child.returncode == 75
+    finally:
+        child.kill()
+        child.communicate()
+    assert "stopped by SIGTERM; the same command goes on" in told.splitlines()[-1]
+    report = plain_json(batchgen("retry-failed", "job.yaml", "--json"))
+    assert 0 < report["attempt"]["requests"] < 5
+    assert report["documents"]["ok"] == 5
 
 
 def test_without_json_a_run_says_nothing_on_stdout_and_the_others_their_lines(batchgen):

@@ -18,6 +18,7 @@ from helpers_run import record, rows, start, write_job, write_jsonl
 from batchgen import config, data, errors, schema
 from batchgen.cli import cli
 from batchgen.config import COLUMNS, Job
+from batchgen.retry import OF_RECORDS, OF_SETTINGS
 from batchgen.sinks.columns import KEPT_FIELD_UNFIT
 from batchgen.stats import read_telemetry
 
@@ -164,6 +165,7 @@ def run(tmp_path_factory):
     user = "{% if title|length == 45 %}{{ title / 2 }}{% endif %}{{ title }}\n{{ text }}"
     job = write_job(folder, [folder / "in/*"], prompt={"user": user}, long_documents={"policy": "skip"})
     start(job, "engine.fake.fail_every=7", "engine.fake.die_on=poison")
+    start(job, retry=frozenset({"text_type"}))
     return folder / "out"
 
 
@@ -227,6 +229,14 @@ def test_rows_have_the_error_types_and_flags_of_the_page(run):
     assert {row["status"] for row in rows(run)} == set(table("output.md", "Statuses"))
 
 
+def test_the_page_tells_which_failures_are_tried_again():
+    lines = tables(sections(DOCS / "commands.md")["Which documents are tried again"])[0]
+    told = [{*re.findall(r"`(\w+)`", types)} for _, types, _ in lines]
+    assert told[:2] == [OF_RECORDS, OF_SETTINGS]
+    failing = {kind for status, kind, _ in tables(sections(DOCS / "output.md")["Error types"])[0] if status == "failed"}
+    assert set().union(*told) == failing
+
+
 def test_flags_stand_on_the_page():
     flags = {KEPT_FIELD_UNFIT}
     flags |= {value for name, value in vars(data).items() if name.isupper() and isinstance(value, str)}
@@ -249,7 +259,7 @@ def test_keys_of_the_report_are_those_of_the_page(run):
 
 
 def test_telemetry_events_and_counts_are_those_of_the_page(run):
-    events = list(read_telemetry(min(run.glob("telemetry-*"))))
+    events = [event for path in sorted(run.glob("telemetry-*")) for event in read_telemetry(path)]
     shown, counts = tables(sections(DOCS / "output.md")["Telemetry"])
     told = {event: {*re.findall(r"`(\w+)`", keys if "`" in keys else f"`{keys}`")} for event, _, keys in shown}
     assert told == {one["event"]: {*one} - {"event", "at"} for one in events}

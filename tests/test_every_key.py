@@ -325,6 +325,12 @@ def _(bench):
     assert sorted(found.column("status")) == ["failed"] * 2 + ["ok"] * 4
 
 
+@effect("engine.fake.fail_on")
+def _(bench):
+    found = bench.run("engine.fake.fail_on=day 3 ")
+    assert [row["id"] for row in found.rows if row["status"] == "failed"] == ["d3"]
+
+
 @effect("engine.fake.die_after")
 def _(bench):
     assert set(bench.run("engine.fake.die_after=4").column("attempts")) == {1, 2}

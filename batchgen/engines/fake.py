@@ -76,7 +76,8 @@ class FakeEngine:
         self._fault(prompt)
         self._completed += 1
         self._prompt_tokens += len(request.prompt_ids)
-        if self._settings.fail_every and self._completed % self._settings.fail_every == 0:
+        every, on = self._settings.fail_every, self._settings.fail_on
+        if (every and self._completed % every == 0) or (on and on in prompt):
             return _Answer(fails=True)
         told = next((one for one in self._settings.answers if one.match in prompt), None)
         answer = _own(request) if told is None else self._told(request, told)
@@ -92,7 +93,8 @@ class FakeEngine:
     @property
     def _reads(self) -> bool:
         """Whether anything depends on the words of a prompt."""
-        return bool(self._settings.die_on or self._settings.hang_on or self._settings.answers)
+        named = (self._settings.die_on, self._settings.hang_on, self._settings.fail_on, self._settings.answers)
+        return any(named)
 
     def _fault(self, prompt: str) -> None:
         """Die or hang where the settings say so."""

@@ -12,8 +12,17 @@ from batchgen import __version__, checkpoint, duplicates, plan, report, sinks
 from batchgen.config import Job, JobFile
 from batchgen.engines import settings
 from batchgen.engines.base import Engine, EngineInfo
-from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, FingerprintError, InputError, OutputError
+from batchgen.errors import (
+    OK,
+    TOO_MANY_FAILED,
+    BatchgenError,
+    ConfigError,
+    FingerprintError,
+    InputError,
+    OutputError,
+)
 from batchgen.executors.checking import Checked, check, tokenizer_of
+from batchgen.failed import FailedList
 from batchgen.fingerprint import differences, digest
 from batchgen.index import KeySet
 from batchgen.lifecycle import Stop
@@ -21,6 +30,8 @@ from batchgen.line import Line, Reading
 from batchgen.pipeline import run_pass
 from batchgen.progress import Progress
 from batchgen.prompts import PromptBuilder
+from batchgen.reader import read_documents
+from batchgen.retry import Campaign
 from batchgen.rundir import SHARD, RunDirectory
 from batchgen.sinks.base import Sink
 from batchgen.stats import Stats, Telemetry
@@ -35,11 +46,15 @@ log = logging.getLogger("batchgen")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line adds to a job."""
+    """What the command line adds to a job.
+
+    retry: failed documents are done again and no others, those of these error types (see retry.Campaign).
+    """
 
     limit: int | None = None
     fresh: bool = False
     on_change: OnChange = "refuse"
+    retry: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,10 @@ def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
     """Go on with the job's run, or begin it. Raises BatchgenError where nothing could be begun."""
     with stop.raising():
         checked = check(file, fresh=options.fresh)
+    if options.retry is not None and not RunDirectory(checked.job.output.path).run_json.exists():
+        raise ConfigError(
+            f"{checked.job.output.path}: there is no run yet that could have failed: `batchgen run` first"
+        )
     with RunDirectory(checked.job.output.path) as directory:
         return _Attempt(checked, options, stop, directory).run()
 
@@ -85,16 +104,22 @@ class _Attempt:
         loaded = checkpoint.load(self.job, files.files, self.directory, sink)
         for damaged in loaded.damaged:
             log.warning("damaged part: %s", damaged)
-        log.info("%s in %s; %s done before → %s", _documents(files), _files(files), f"{loaded.index.done:,}",
-                 self.directory.path)  # fmt: skip
-        self._refuse_duplicates(files, loaded)
         attempt = self.directory.next_attempt()
         telemetry = Telemetry(self.directory.telemetry(attempt), attempt=attempt, batchgen=__version__)
         committer = checkpoint.Committer(
             self.job, self.directory, sink, digest(self.checked.fingerprint), attempt,
-            {one.source: one for one in files.files},
+            {one.source: one for one in files.files}, loaded.whole,
         )  # fmt: skip
-        progress = Progress(files)
+        strikes = Strikes(self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner)
+        campaign = self._campaign(sink, loaded, strikes)
+        if campaign is None:
+            log.info("%s in %s; %s done before → %s", _documents(files), _files(files), f"{loaded.index.done:,}",
+                     self.directory.path)  # fmt: skip
+            self._refuse_duplicates(files, loaded)
+        elif campaign.wanted:
+            telemetry.event("retry", documents=campaign.wanted)
+            campaign.note(attempt)
+        progress = Progress(files, None if campaign is None else campaign.wanted)
         line = Line(
             job=self.job,
             plan=files,
@@ -104,7 +129,7 @@ class _Attempt:
             engine=lambda: self._engine(attempt),
             workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
             committer=committer,
-            strikes=Strikes(self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner),
+            strikes=strikes,
             watchdog=Watchdog(
                 self.stop,
                 stall_s=self.job.engine.stall_s,
@@ -116,6 +141,7 @@ class _Attempt:
             progress=progress,
             stop=self.stop,
             engine_ready=self._note_engine,
+            documents=read_documents if campaign is None else campaign.documents,
             limit=self.options.limit,
         )
         failure: BatchgenError | None = None
@@ -124,6 +150,8 @@ class _Attempt:
         try:
             run_pass(line, reading)
             orphans = self._finish(line, reading, sink)
+            if campaign is not None and not reading.file_errors:
+                campaign.end()
         except BatchgenError as e:
             failure = e
         finally:
@@ -135,6 +163,16 @@ class _Attempt:
             failure,
             {"damaged parts": list(loaded.damaged), "orphans": orphans, "engine deaths": self.stats.deaths},
         )
+
+    def _campaign(self, sink: Sink, loaded: checkpoint.Loaded, strikes: Strikes) -> Campaign | None:
+        """What `retry-failed` does; None where all documents without a row are done."""
+        if self.options.retry is None:
+            return None
+        loaded.index.clear()
+        now = digest(self.checked.fingerprint)
+        campaign = Campaign(self.job, self.directory, sink, loaded.whole, self.options.retry, now)
+        campaign.begin(strikes)
+        return campaign
 
     def _settle_identity(self) -> None:
         """Go on only with the settings of the parts that are there, unless told otherwise."""
@@ -250,7 +288,7 @@ class _Attempt:
         plan.counted(self.directory, line.committer.counted)
         orphans = line.index.unseen() if reading.complete else KeySet.empty()
         line.index.clear()
-        if len(orphans) or reading.edited:
+        if len(orphans) or reading.edited or reading.retried:
             checkpoint.settle(self.directory, sink, orphans)
         if reading.complete:
             line.strikes.forget()
@@ -265,21 +303,28 @@ class _Attempt:
             log.error("%s", error)
         settled = failure is None  # so each document has one row
         line.index.clear()
-        rows = report.read_rows(self.directory, sink, unique=settled or not reading.edited)
+        rows = report.read_rows(self.directory, sink, unique=settled or not (reading.edited or reading.retried))
+        failed = FailedList(
+            self.job, self.directory, sink, {one.source: one.input for one in line.plan.files}, rows.old
+        )
+        try:
+            listed = failed.renew(rows.with_failed, self.stop, failure)
+        except OutputError as e:
+            listed, failure = None, e
         if failure is None and reading.file_errors:
             failure = InputError(f"{len(reading.file_errors)} input files could not be read, or not to their end")
-        status, reason = OK, "finished"
+        status, reason = OK, "finished" if self.options.retry is None else f"{reading.retried:,} tried again"
         if failure is not None:
             status, reason = failure.exit_status, str(failure)
         elif rows.status["failed"] > self.job.failures.max:
             status = TOO_MANY_FAILED
-            reason = f"finished, {rows.status['failed']} documents failed (failures.max is {self.job.failures.max})"
-        elif not reading.complete:
+            reason += f", {rows.status['failed']} documents failed (failures.max is {self.job.failures.max})"
+        elif not reading.complete and self.options.retry is None:
             reason = f"--limit {self.options.limit} reached"
         counts = self.stats.now()
         stale = 0 if settled else max(0, reading.edited - rows.superseded)
         notes |= {"input files with errors": reading.file_errors, "edited documents": reading.edited,
-                  "duplicate ids": reading.duplicates}  # fmt: skip
+                  "duplicate ids": reading.duplicates, "failed documents": listed}  # fmt: skip
         scope = report.Scope(
             name=self.job.name,
             attempt=line.committer.attempt,

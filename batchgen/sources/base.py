@@ -4,7 +4,8 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +47,21 @@ class FileFacts:
     revision: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A document, and its record as it came: of columns those that the job reads.
+
+    record: None where it is none; raw: its bytes then, as far as there are any to show.
+    """
+
+    document: Document
+    record: Mapping[str, Any] | None
+    raw: bytes | None = None
+
+
+NO_SPLIT = -1  # of documents that were fetched by their place
+
+
 class Source(Protocol):
     """Contract: the splits of a file cover each of its rows exactly once, whatever the target size.
 
@@ -60,9 +76,22 @@ class Source(Protocol):
 
     def read(self, split: Split) -> Iterator[Document]: ...
 
+    def fetch(self, places: Collection[str]) -> Iterator[Fetched]:
+        """What stands at these places (of documents that were read before) now, in the order of the file.
+
+        A place where no record begins gives nothing. The file is not read whole where one can go to a place.
+        """
+        ...
+
     def where(self, document: Document) -> str:
         """The place of a document of this file as a person finds it: `a.jsonl, line 3` (from 1), `a.parquet, row 2`."""
         ...
+
+
+def numbers(places: Collection[str], form: str) -> list[tuple[int, ...]]:
+    r"""The numbers in places like `byte 7`, sorted; form is a pattern: `byte (\d+)`. Other places are left out."""
+    found = (re.fullmatch(form, place) for place in places)
+    return sorted(tuple(map(int, one.groups())) for one in found if one)
 
 
 def reach(record: Mapping[str, Any], path: str) -> tuple[bool, Any]:

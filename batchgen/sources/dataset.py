@@ -8,9 +8,10 @@ import contextlib
 import glob
 import hashlib
 import importlib.util
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 from batchgen.config import Dataset, Input, Job, nearest
 from batchgen.data import Document, Split
 from batchgen.errors import BatchgenError, ConfigError, InputError
-from batchgen.sources.base import FileFacts, Reader, State
+from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, State, numbers
 from batchgen.sources.parquet import type_of
 
 _BATCH_ROWS = 256
@@ -248,18 +249,33 @@ class DatasetSource:
         if split.end > stream.num_shards:
             raise InputError(f"{self._where}: had {split.end} shards and has {stream.num_shards}: start again")
         for shard in range(split.start, split.end):
-            for row, record in enumerate(self._records(stream.shard(num_shards=stream.num_shards, index=shard), shard)):
-                place = f"shard {shard} row {row}"
-                if isinstance(record, Exception):
-                    yield self._reader.broken(place, split.index, ("bad_value", f"{place}: {_line(record)}"), b"")
-                else:
-                    yield self._reader.document(record, place, split.index)
+            for row, record in enumerate(self._records(shard)):
+                yield self._fetched(record, f"shard {shard} row {row}", split.index).document
 
     def where(self, document: Document) -> str:
         return f"{document.source}, {document.place}"
 
-    def _records(self, stream: Any, shard: int) -> Iterator[dict[str, Any] | Exception]:
+    def fetch(self, places: Collection[str]) -> Iterator[Fetched]:
+        wanted: dict[int, list[int]] = {}
+        for shard, row in numbers(places, r"shard (\d+) row (\d+)"):
+            wanted.setdefault(shard, []).append(row)
+        for shard, rows in wanted.items():
+            if shard >= self._opened.stream.num_shards:
+                return
+            left = set(rows)
+            for row, record in enumerate(itertools.islice(self._records(shard), rows[-1] + 1)):
+                if row in left:
+                    yield self._fetched(record, f"shard {shard} row {row}", NO_SPLIT)
+
+    def _fetched(self, record: dict[str, Any] | Exception, place: str, split: int) -> Fetched:
+        if isinstance(record, Exception):
+            error = ("bad_value", f"{place}: {_line(record)}")
+            return Fetched(self._reader.broken(place, split, error, b""), None)
+        return Fetched(self._reader.document(record, place, split), record)
+
+    def _records(self, shard: int) -> Iterator[dict[str, Any] | Exception]:
         """The rows of a shard; for one with a value that Python cannot hold the error."""
+        stream = self._opened.stream.shard(num_shards=self._opened.stream.num_shards, index=shard)
         # Rows come one by one: with larger batches, rows before one that cannot be read would be lost with it.
         tables, row, schema, encoded = stream.iter(batch_size=1), 0, None, []
         while True:

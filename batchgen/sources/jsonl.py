@@ -6,9 +6,9 @@ A packed file is one split, since nobody can read from its middle; bytes and pla
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from batchgen.config import Input
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.sources import streams
-from batchgen.sources.base import FileFacts, Reader
+from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, numbers
 from batchgen.sources.streams import (
     DamagedStreamError,
     LongLine,
@@ -34,6 +34,7 @@ _COUNT_BYTES = 256 << 20  # files up to here are counted, larger ones estimated 
 _COUNT_PACKED_BYTES = 8 << 20
 _SAMPLE_BYTES = 4 << 20
 _PIECE_BYTES = 1 << 16
+_Item = TypeVar("_Item")
 
 
 class JsonlSource:
@@ -93,11 +94,19 @@ class JsonlSource:
 
     def read(self, split: Split) -> Iterator[Document]:
         """A line belongs to the split that holds its first byte, and is read to its end."""
+        return self._told(lambda stream: self._documents(stream, split))
+
+    def fetch(self, places: Collection[str]) -> Iterator[Fetched]:
+        wanted = [at for (at,) in numbers(places, r"byte (\d+)")]
+        return self._told(lambda stream: self._fetch(stream, wanted))
+
+    def _told(self, read: Callable[[Stream], Iterator[_Item]]) -> Iterator[_Item]:
+        """What is read of the file; its faults as errors that name it."""
         count = 0
         try:
             with open_stream(self._path) as stream:
-                for document in self._documents(stream, split):
-                    yield document
+                for one in read(stream):
+                    yield one
                     count += 1
         except OSError as e:
             raise self._unreadable(e) from e
@@ -105,6 +114,11 @@ class JsonlSource:
             raise InputError(
                 f"{self._path}: {e} after {count:,} records: put a whole file in its place; these are kept"
             ) from e
+
+    def _fetch(self, stream: Stream, wanted: list[int]) -> Iterator[Fetched]:
+        for at, line in (_lines_of_packed if is_packed(stream) else _lines)(stream, wanted):
+            if raw := line if isinstance(line, LongLine) else _bare(line):
+                yield self._fetched(raw, f"byte {at}", NO_SPLIT)
 
     def where(self, document: Document) -> str:
         return f"{self._path}, line {self._lines_before(int(document.place.removeprefix('byte '))) + 1}"
@@ -121,7 +135,7 @@ class JsonlSource:
             raw = line if isinstance(line, LongLine) else _bare(line)
             lines += 1
             if raw:
-                document = self._document(raw, f"byte {at}", split.index)
+                document = self._fetched(raw, f"byte {at}", split.index).document
                 if document.error is not None:
                     kind, sentence = document.error
                     number = self._lines_before(begin) + lines
@@ -129,16 +143,16 @@ class JsonlSource:
                 yield document
             at += len(line)
 
-    def _document(self, raw: bytes | LongLine, place: str, split: int) -> Document:
+    def _fetched(self, raw: bytes | LongLine, place: str, split: int) -> Fetched:
         if isinstance(raw, LongLine):
             sentence = f"the line has {len(raw):,} bytes, more than {streams.MAX_LINE_BYTES:,}"
-            return self._reader.broken(place, split, ("record_too_large", sentence), raw.digest)
+            return Fetched(self._reader.broken(place, split, ("record_too_large", sentence), raw.digest), None)
         try:
             # Halves of characters (lone surrogates) pass here, and are U+FFFD in what is made of the record.
             record = _decode(raw.decode("utf-8", "surrogatepass"))
             if isinstance(record, dict):
                 if (key := self._key_that_is_twice(record)) is None:
-                    return self._reader.document(record, place, split)
+                    return Fetched(self._reader.document(record, place, split), record)
                 fault = f"key {key!r} stands twice"
             else:
                 fault = f"the line is no object but {type(record).__name__}"
@@ -146,7 +160,7 @@ class JsonlSource:
             fault = f"{e.msg} (at character {e.pos})"  # its own line number is always 1
         except (ValueError, RecursionError) as e:
             fault = str(e)
-        return self._reader.broken(place, split, ("bad_json", fault), raw)
+        return Fetched(self._reader.broken(place, split, ("bad_json", fault), raw), None, raw)
 
     def _key_that_is_twice(self, record: dict[str, Any]) -> str | None:
         """A key on the way to a field that the job reads; others may stand as often as they like."""
@@ -194,6 +208,26 @@ def _twice(record: dict[str, Any], path: str) -> str | None:
             return step
         at = at.get(step) if isinstance(at, dict) else None
     return None
+
+
+def _lines(stream: Stream, wanted: list[int]) -> Iterator[tuple[int, bytes | LongLine]]:
+    """(byte, line) of the lines that begin at these bytes; nothing for one in the middle of a line."""
+    for at in wanted:
+        stream.seek(max(0, at - 1))
+        if not at or stream.read(1) == b"\n":
+            yield at, read_line(stream)
+
+
+def _lines_of_packed(stream: Stream, wanted: list[int]) -> Iterator[tuple[int, bytes | LongLine]]:
+    """The same, all read forward up to the last."""
+    at, left = 0, set(wanted)
+    while left and (line := read_line(stream)):
+        if at in left:
+            yield at, line
+        left.discard(at)
+        at += len(line)
+        if at > wanted[-1]:
+            return
 
 
 def _bare(line: bytes) -> bytes:

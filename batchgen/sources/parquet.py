@@ -1,6 +1,7 @@
 """Parquet: splits are runs of row groups; only the columns a job needs are read, in small batches."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 from batchgen.config import Input
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
-from batchgen.sources.base import FileFacts, Reader
+from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, numbers
 from batchgen.text import one_line
 
 _BATCH_ROWS = 32
@@ -62,28 +63,51 @@ class ParquetSource:
 
     def read(self, split: Split) -> Iterator[Document]:
         with self._open() as file:
-            columns = sorted({name for name in self._wanted if type_of(file.schema_arrow, name) is not None})
             row = sum(file.metadata.row_group(group).num_rows for group in range(split.start))
-            try:
-                # Group by group: a batch over two groups would lose whole rows to a broken one behind them.
-                for group in range(split.start, split.end):
-                    rows = _batch_rows(file.metadata.row_group(group), columns)
-                    # One thread: decoding costs little, and more of them hold more of the file.
-                    for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
-                        for record in _records(batch):
-                            yield self._document(record, row, split.index)
-                            row += 1
-            except (OSError, pa.ArrowException) as e:
-                raise InputError(f"{self._path}: row {row}: cannot be read: {_first_line(e)}") from e
+            # Group by group: a batch over two groups would lose whole rows to a broken one behind them.
+            for group in range(split.start, split.end):
+                for batch in self._batches(file, group, row):
+                    for record in _records(batch):
+                        yield self._fetched(record, row, split.index).document
+                        row += 1
 
     def where(self, document: Document) -> str:
         return f"{self._path}, {document.place}"
 
-    def _document(self, record: dict[str, Any] | Exception, row: int, split: int) -> Document:
+    def fetch(self, places: Collection[str]) -> Iterator[Fetched]:
+        wanted = [row for (row,) in numbers(places, r"row (\d+)")]
+        with self._open() as file:
+            begin = 0
+            for group in range(file.metadata.num_row_groups):
+                end = begin + file.metadata.row_group(group).num_rows
+                inside = wanted[bisect_left(wanted, begin) : bisect_left(wanted, end)]
+                row = begin
+                for batch in self._batches(file, group, begin) if inside else ():
+                    for at in inside[bisect_left(inside, row) : bisect_left(inside, row + batch.num_rows)]:
+                        yield self._fetched(next(_records(batch.slice(at - row, 1))), at, NO_SPLIT)
+                    row += batch.num_rows
+                    if row > inside[-1]:
+                        break
+                begin = end
+
+    def _batches(self, file: pq.ParquetFile, group: int, row: int) -> Iterator[pa.RecordBatch]:
+        """A row group in small batches; `row` is the number of its first row."""
+        columns = sorted({name for name in self._wanted if type_of(file.schema_arrow, name) is not None})
+        rows = _batch_rows(file.metadata.row_group(group), columns)
+        try:
+            # One thread: decoding costs little, and more of them hold more of the file.
+            for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
+                yield batch
+                row += batch.num_rows
+        except (OSError, pa.ArrowException) as e:
+            raise InputError(f"{self._path}: row {row}: cannot be read: {_first_line(e)}") from e
+
+    def _fetched(self, record: dict[str, Any] | Exception, row: int, split: int) -> Fetched:
         place = f"row {row}"
         if isinstance(record, Exception):
-            return self._reader.broken(place, split, ("bad_value", f"{place}: {_first_line(record)}"), b"")
-        return self._reader.document(record, place, split)
+            error = ("bad_value", f"{place}: {_first_line(record)}")
+            return Fetched(self._reader.broken(place, split, error, b""), None)
+        return Fetched(self._reader.document(record, place, split), record)
 
 
 def _batch_rows(group: pq.RowGroupMetaData, columns: list[str]) -> int:

@@ -75,6 +75,6 @@ def test_the_exit_status_and_the_last_line_tell(tmp_path, texts, sets, status):
     if status == 3:
         failed = {"engine.fake.fail_every=2": 1, "engine.fake.fail_every=1": 3}[sets[0]]
         assert f"{failed} failed" in last
-        assert f"see status = 'failed' in {tmp_path / 'out'}/summaries" in last
+        assert f"failed documents: {tmp_path / 'out'}/failed.jsonl" in last
     elif status == 0:
         assert "0 failed, 1 skipped" in last

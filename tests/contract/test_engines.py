@@ -188,6 +188,14 @@ def test_a_request_that_fails_is_a_completion_with_an_error(make_fake, fail_ever
     assert all((one.text, one.completion_tokens) == ("", 0) for one in failed)
 
 
+def test_a_request_with_certain_words_fails_and_no_other(make_fake):
+    wanted = requests(12)
+    found = run(make_fake(fail_on="C"), wanted)
+    assert {one.custom_id for one in found if one.error is not None} == {
+        one.custom_id for one in wanted if ord("C") in one.prompt_ids
+    }
+
+
 @pytest.mark.parametrize("die_after", [0, 1, 5, 11])
 def test_an_engine_that_dies_raises_engine_error(make_fake, die_after):
     engine = make_fake(die_after=die_after)

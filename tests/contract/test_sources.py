@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batchgen.data import Split
 from batchgen.errors import InputError
+from batchgen.sources.base import NO_SPLIT
 
 ROWS = 40
 
@@ -207,9 +208,63 @@ def test_a_missing_file_is_named(write):
     at = source(path)
     for file in files(path):
         file.unlink()
-    for ask in (at.facts, lambda: at.cut(begin=0, target_bytes=1), lambda: read(at, path, [(0, 1)])):
+    places = ["byte 0", "row 0", "shard 0 row 0"]
+    for ask in (
+        at.facts,
+        lambda: at.cut(begin=0, target_bytes=1),
+        lambda: read(at, path, [(0, 1)]),
+        lambda: list(at.fetch(places)),
+    ):
         with pytest.raises(InputError, match=path.name):
             ask()
+
+
+def plain(found):
+    """Documents without the split, which who fetches by place does not know."""
+    return [dataclasses.replace(one, split=NO_SPLIT) for one in found]
+
+
+def test_what_is_fetched_by_place_is_what_was_read_with_its_record(write):
+    path = write(row(n, title=f"t{n}") for n in range(ROWS))
+    item = {"id_field": "id", "keep": ["title"], "prompt": ("text", "title")}
+    was = documents(path, **item)
+    found = list(source(path, **item).fetch([document.place for document in was]))
+    assert [one.document for one in found] == plain(was)
+    assert [one.record for one in found] == [row(n, title=f"t{n}") for n in range(ROWS)]
+
+
+@pytest.mark.parametrize("wanted", [[0], [ROWS - 1], [13, 6, 7, 30, 14], [], [0, 1, 2, 39, 38]])
+def test_only_what_is_asked_for_is_fetched_in_the_order_of_the_file(write, wanted):
+    path = write(map(row, range(ROWS)))
+    places = [document.place for document in documents(path)]
+    found = source(path, id_field="id").fetch({places[n] for n in wanted})
+    assert [one.document.id for one in found] == [f"d{n}" for n in sorted(wanted)]
+
+
+def test_places_where_nothing_begins_give_nothing(write):
+    path = write(map(row, range(ROWS)))
+    places = (
+        [*documents(path)][3].place,
+        "byte 1",
+        "byte 999999",
+        "row 999",
+        "shard 0 row 999",
+        "shard 99 row 0",
+        "",
+        "x",
+    )
+    assert [one.document.id for one in source(path, id_field="id").fetch(places)] == ["d3"]
+
+
+def test_odd_rows_are_fetched_with_their_fault(write):
+    rows = [row(0), {"id": None, "text": "x"}, {"id": "", "text": "x"}, {"id": "d3", "text": None}, row(4)]
+    path = write(rows)
+    was = documents(path, id_field="id")
+    found = list(source(path, id_field="id").fetch([document.place for document in was]))
+    assert [one.document.key for one in found] == [document.key for document in was]
+    assert [one.document.content for one in found] == [document.content for document in was]
+    assert [one.document.error and one.document.error[0] for one in found] == [None, *["missing_id"] * 2, None, None]
+    assert [one.record for one in found] == rows
 
 
 @PROPERTY

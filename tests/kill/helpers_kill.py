@@ -147,8 +147,8 @@ def clean(out: Path) -> None:
     assert not list(out.glob("strikes-*"))
 
 
-def killed(point: str, nth: int, *options: str) -> bool:
+def killed(point: str, nth: int, *options: str, command: str = "run") -> bool:
     """One start in the working directory that dies at the point; False where it ended before it came there."""
-    status = status_of(Path.cwd(), "run", "job.yaml", *options, cues=(Cue(point, nth),))
-    assert status in (0, -signal.SIGKILL), talk(Path.cwd())
-    return status != 0
+    status = status_of(Path.cwd(), command, "job.yaml", *options, cues=(Cue(point, nth),))
+    assert status in (0, 3, -signal.SIGKILL), talk(Path.cwd())
+    return status < 0

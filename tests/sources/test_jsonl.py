@@ -427,3 +427,40 @@ def test_the_rows_of_a_file_that_grows_while_it_is_read_are_those_of_its_splits(
     assert [document.id for document in read(at, path, cuts)] == ["d0", "d1"]
     tail = at.cut(begin=cuts[-1][1], target_bytes=ALL)
     assert [document.id for document in read(at, path, tail)] == ["d2"]
+
+
+# Records by their place.
+
+
+def test_lines_that_are_no_records_are_fetched_as_their_bytes(tmp_path):
+    lines = [row(0), b"{", b'{"id": "d2", "id": "x"}', b"\xff\xfe [", b"  \xef\xbb\xbf 7 "]
+    path = write_lines(tmp_path / "a.jsonl", *lines)
+    was = documents(path, id_field="id")
+    found = list(source(path, id_field="id").fetch([document.place for document in was]))
+    assert [one.raw for one in found] == [None, b"{", b'{"id": "d2", "id": "x"}', b"\xff\xfe [", b"\xef\xbb\xbf 7"]
+    assert [one.record is None for one in found] == [False, True, True, True, True]
+    assert [one.document.key for one in found] == [document.key for document in was]
+
+
+def test_a_line_that_is_too_long_is_fetched_without_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchgen.sources.streams.MAX_LINE_BYTES", 100)
+    path = write_lines(tmp_path / "a.jsonl", row(0), row(1, text="x" * 200), row(2))
+    found = list(source(path).fetch([document.place for document in documents(path)]))
+    assert [(one.record is None, one.raw) for one in found] == [(False, None), (True, None), (False, None)]
+    assert found[1].document.error[0] == "record_too_large"
+
+
+@pytest.mark.parametrize("at", [1, 5, 23, 24])
+def test_the_middle_of_a_line_is_no_place(tmp_path, at):
+    path = write_lines(tmp_path / "a.jsonl", row(0), row(1))
+    assert documents(path)[1].place == "byte 31"
+    assert list(source(path).fetch([f"byte {at}", "byte 30"])) == []
+
+
+def test_a_record_behind_gigabytes_is_fetched_without_reading_them(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as stream:
+        stream.seek(1 << 40)  # nothing is written there
+        stream.write(b"\n" + json.dumps(row(7)).encode() + b"\n")
+    found = list(source(path, id_field="id").fetch([f"byte {(1 << 40) + 1}"]))
+    assert [one.document.id for one in found] == ["d7"]

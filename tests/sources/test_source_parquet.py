@@ -289,3 +289,19 @@ def test_a_file_without_rows_has_no_documents(tmp_path):
 def test_a_folder_named_like_a_partition_adds_no_column(tmp_path):
     path = write(tmp_path / "k=7" / "a.parquet", row(0))
     assert documents(path, keep=["k"])[0].keep == {"k": None}
+
+
+def test_only_the_row_groups_of_the_places_are_read(tmp_path):
+    at = source(damaged(tmp_path / "a.parquet", groups=3), id_field="id")
+    assert [one.document.id for one in at.fetch(["row 99", "row 0", "row 50"])] == ["d0", "d50", "d99"]
+    with pytest.raises(InputError, match=r"row 100: cannot be read"):
+        list(at.fetch(["row 120"]))
+
+
+def test_a_row_that_cannot_be_held_is_fetched_without_a_record(tmp_path):
+    path = write_groups(tmp_path / "a.parquet", pa.table({"text": raw_texts(b"one", b"t\xff", b"three")}))
+    was = documents(path)
+    found = list(source(path).fetch([document.place for document in was]))
+    assert [one.record for one in found] == [{"text": "one"}, None, {"text": "three"}]
+    assert [one.raw for one in found] == [None, None, None]
+    assert [one.document.key for one in found] == [document.key for document in was]
