@@ -25,11 +25,11 @@ demo: $(VENV)/.ready $(MODEL)/config.json ## summarize the sample documents on t
 
 test: lint $(MODEL)/config.json ## lint and every test but the long ones
 	@echo "test: all but the long ones, some minutes: real engines start in them"
-	@$(BIN)/python -m pytest -m "not long"
+	@$(BIN)/python -m pytest -n 2 -m "not long"
 
 test-all: lint $(MODEL)/config.json ## lint and every test, the long ones too
 	@echo "test-all: every test, this takes long"
-	@$(BIN)/python -m pytest --timeout 1800
+	@$(BIN)/python -m pytest -n 2 --timeout 1800
 
 lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/python -m ruff check .
