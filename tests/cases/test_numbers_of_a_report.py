@@ -67,7 +67,7 @@ def test_a_worked_example(tmp_path, monkeypatch):
     built = build(run, stats, report.read_rows(run, sink))
     assert (built["documents"]["ok"], built["documents"]["failed"]) == (3, 1)
     for scope in ("attempt", "run"):
-        assert built[scope]["tokens"] == {"prompt": 850, "cached": 448, "output": 340, "wasted": 200}
+        assert built[scope]["tokens"] == {"prompt": 850, "cached": 448, "output": 340, "reasoning": 0, "wasted": 200}
         # Over the engine's 20 seconds, not over the 60 of its start, nor over max_tokens.
         assert built[scope]["rates"] == {"docs_per_s": 0.15, "prompt_tokens_per_s": 42.5, "output_tokens_per_s": 17.0}
         assert built[scope]["seconds"]["engine_start"] == 60
@@ -82,7 +82,7 @@ def test_a_worked_example(tmp_path, monkeypatch):
 def test_a_resume_tells_this_attempt_and_the_whole_run_apart(tmp_path):
     job = write_job(tmp_path, [write_jsonl(tmp_path / "a.jsonl", map(record, range(20)))])
     first = start(job, limit=15).report
-    second = start(job).report
+    second = start(job, "engine.fake.docs_per_s=50").report  # slow enough for times in milliseconds
     assert (second["attempt"]["documents"]["ok"], second["attempt"]["documents"]["done_before"]) == (5, 15)
     assert (second["attempt"]["requests"], second["run"]["requests"]) == (5, 20)
     assert second["run"]["tokens"]["output"] == first["run"]["tokens"]["output"] + second["attempt"]["tokens"]["output"]
