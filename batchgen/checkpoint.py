@@ -140,6 +140,7 @@ class _Pass:
 
     waiting: int = 0
     rows: int = 0
+    duplicates: int = 0
     ended: bool = False
 
 
@@ -147,8 +148,8 @@ class _Pass:
 class Committer:
     """Gathers records and writes them as parts: at `rows` records, or `interval_s` after the first of them.
 
-    The reader's thread calls `read` and `ended`, the engine's all others: ints and bools, each with one writer.
-    whole: files that parts call whole: a new part with rows of theirs says it again, since the older can go.
+    The reader's thread calls `read`, `duplicate` and `ended`, the engine's all others: ints and bools, each with one
+    writer. whole: files that parts call whole: a new part with rows of theirs says it again, since the older can go.
     """
 
     job: Job
@@ -172,6 +173,10 @@ class Committer:
         at = self._passes[source]
         at.rows += 1
         at.waiting += waiting
+
+    def duplicate(self, source: str) -> None:
+        """A row of this file has the id of another one. What it ends in depends on the other's file too."""
+        self._passes[source].duplicates += 1
 
     def ended(self, source: str) -> None:
         """All rows of this file were read."""
@@ -223,7 +228,8 @@ class Committer:
 
     def _is_whole(self, source: str) -> bool:
         at = self._passes[source]
-        return at.ended and source not in self._told and self._committed[source] == at.waiting
+        done = at.ended and source not in self._told and self._committed[source] == at.waiting
+        return done and not at.duplicates
 
 
 def settle(run: RunDirectory, sink: Sink, orphans: KeySet) -> None:

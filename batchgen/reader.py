@@ -60,6 +60,7 @@ def _visit(line: Line, reading: Reading, document: Document) -> Document | None:
     visit = line.index.visit(document.key, document.content)
     if visit is Visit.DUPLICATE:
         reading.duplicates += 1
+        line.committer.duplicate(document.source)
         sentence = f"the id {document.id!r} stood in an earlier row; this row is known by its place"
         document = dataclasses.replace(
             document, key=place_key(document.source, document.place), error=("duplicate_id", sentence)

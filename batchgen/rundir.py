@@ -7,12 +7,14 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 from filelock import FileLock, Timeout
 
 from batchgen import fsio
@@ -20,6 +22,7 @@ from batchgen.errors import ConfigError, LockedError, OutputError
 
 _PATIENCE_S = 0.2  # `status` takes the lock for a moment to see whether it is held
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+_TELLING_S = 2.0  # who takes the lock writes its name next
 SHARD = 0  # this version runs one shard a run; names and locks have room for more
 
 
@@ -53,18 +56,23 @@ class RunDirectory:
             self._refuse_foreign("name another as output.dir")
         try:
             self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_file.touch()
         except OSError as e:
             raise fsio.output_error(self._lock_file, e) from e
+        there = _identity(self._lock_file)
         lock = FileLock(self._lock_file, timeout=_PATIENCE_S)
         try:
             _refuse_lockless(self._lock_file)
             lock.acquire()
         except Timeout as e:
-            raise LockedError(f"{self.path}: another process holds this run: {self.holder() or 'just starting'}") from e
+            raise self._locked() from e
         except OSError as e:
             raise fsio.output_error(self._lock_file, e) from e
-        self._lock = lock
         self._lock_is = _identity(self._lock_file)
+        if self._lock_is != there:  # another start moved the run aside meanwhile: our lock went with it
+            lock.release()
+            raise self._locked()
+        self._lock = lock
         holder = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -92,12 +100,25 @@ class RunDirectory:
             self._lock.release()
             self._lock = None
 
+    def _locked(self) -> LockedError:
+        """The error that names who holds the run; waits a moment for one that has the lock and has not told yet."""
+        end = time.monotonic() + _TELLING_S
+        while (told := self._told()) is None or _is_gone(told["host"], told["pid"]):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.02)
+        return LockedError(f"{self.path}: another process holds this run: {self.holder() or 'just starting'}")
+
     def holder(self) -> str | None:
         """Who says to hold the run: host, pid and since when."""
+        told = self._told()
+        return None if told is None else f"pid {told['pid']} on {told['host']} since {told['since']}"
+
+    def _told(self) -> dict[str, Any] | None:
         try:
             told = json.loads(self._holder_file.read_text())
-            return f"pid {told['pid']} on {told['host']} since {told['since']}"
-        except (OSError, ValueError, KeyError):
+            return {"host": told["host"], "pid": int(told["pid"]), "since": told["since"]}
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def is_held(self) -> bool:
@@ -200,6 +221,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _is_gone(host: str, pid: int) -> bool:
+    """Whether this process is known to have ended: a killed holder leaves its name behind."""
+    return host == socket.gethostname() and not psutil.pid_exists(pid)
 
 
 def _refuse_lockless(path: Path) -> None:

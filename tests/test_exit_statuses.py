@@ -159,7 +159,7 @@ def _(folder):
 def _(folder):
     job = job_of(folder, *map(record, range(2000)))
     start(job)
-    words = [sys.executable, "-m", "batchgen", "export", str(folder / "out")]
+    words = [sys.executable, "-m", "batchgen", "export", str(folder / "out"), "-"]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     child.stdout.readline()
     child.stdout.close()

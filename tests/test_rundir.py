@@ -7,10 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from batchgen import rundir
 from batchgen.errors import ConfigError, LockedError, OutputError
 from batchgen.rundir import RunDirectory
 
@@ -89,13 +92,43 @@ def test_a_second_start_in_the_same_process_is_refused_too(path):
         pass
 
 
-def test_a_holder_that_has_not_told_its_name_yet_is_said_to_be_starting(path):
+def test_a_holder_that_does_not_tell_its_name_is_said_to_be_starting(path, monkeypatch):
+    monkeypatch.setattr(rundir, "_TELLING_S", 0.1)
     with RunDirectory(path) as run:
         (told,) = (path / "locks").glob("*.json")
         told.write_text("{")
         assert run.holder() is None
         with pytest.raises(LockedError, match="just starting"), RunDirectory(path):
             pass
+
+
+def test_a_name_that_a_killed_holder_left_is_not_taken_for_the_holders(path, holder):
+    (told,) = (path / "locks").glob("*.json")
+    own = told.read_text()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    told.write_text(json.dumps(json.loads(own) | {"pid": ended.pid}))
+    later = threading.Timer(0.5, told.write_text, [own])
+    later.start()
+    with pytest.raises(LockedError, match=f"pid {holder.pid} "), RunDirectory(path):
+        pass
+    later.join()
+
+
+def test_a_lock_that_another_start_moved_aside_is_not_ours(path, monkeypatch):
+    """It was opened in the old folder, and is free only once the other holds the new one."""
+    other = RunDirectory(path)
+    other.__enter__()
+
+    def acquire(lock):
+        monkeypatch.undo()
+        other.set_aside()
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(LockedError, match=f"pid {os.getpid()} "), RunDirectory(path):
+        pass
+    assert other.is_held()
+    other.__exit__(None, None, None)
 
 
 def test_a_look_at_a_run_takes_no_lock_and_makes_no_folder(path):

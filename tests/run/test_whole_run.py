@@ -97,6 +97,16 @@ def test_the_second_row_of_an_id_fails_alone_and_stays_so(tmp_path, out):
     assert rows(out) == found
 
 
+def test_a_duplicate_id_is_one_only_as_long_as_the_other_row_is_there(tmp_path, out):
+    write_jsonl(tmp_path / "in/a.jsonl", [record(1), record(2)])
+    write_jsonl(tmp_path / "in/b.jsonl", [record(1), record(3)])
+    job = write_job(tmp_path, [tmp_path / "in"])
+    assert start(job).exit_status == 3
+    write_jsonl(tmp_path / "in/a.jsonl", [record(2)])
+    assert start(job).exit_status == 0
+    assert {row["id"]: row["status"] for row in rows(out)} == {"d1": "ok", "d2": "ok", "d3": "ok"}
+
+
 def test_without_id_field_equal_texts_keep_their_own_rows(tmp_path, out):
     write_jsonl(tmp_path / "a.jsonl", [record(1), record(1), record(2)])
     job = write_job(tmp_path, [{"path": str(tmp_path / "a.jsonl"), "keep": ["title"]}])
