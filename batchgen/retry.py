@@ -97,7 +97,7 @@ class Campaign:
         fsio.write_atomic(self.run.retry_json, json.dumps(value).encode(), owner=self.run.owner)
 
     def end(self) -> None:
-        """All were tried: the next retry is another campaign. Raises OutputError."""
+        """All that could be read were tried: the next retry is another campaign. Raises OutputError."""
         fsio.remove(self.run.retry_json)
 
     @property
@@ -144,7 +144,7 @@ class Campaign:
                         yield from self._to_do(line, reading, [document])
             except InputError as e:
                 reading.file_errors.append(str(e))
-        if missing := len(self._index.unseen()):
+        if (missing := len(self._index.unseen())) and not reading.file_errors:
             log.info("%s failed documents are not in the input any more; `batchgen run` moves their rows", missing)
 
     def _to_do(self, line: Line, reading: Reading, documents: Sequence[Document]) -> Iterator[Document]:

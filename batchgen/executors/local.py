@@ -150,7 +150,7 @@ class _Attempt:
         try:
             run_pass(line, reading)
             orphans = self._finish(line, reading, sink)
-            if campaign is not None and not reading.file_errors:
+            if campaign is not None:
                 campaign.end()
         except BatchgenError as e:
             failure = e

@@ -26,8 +26,9 @@ PARQUET = [
     ("batchgen.checkpoint:settle@after", 1),
     ("batchgen.retry:Campaign.end@after", 1),
     ("batchgen.failed:FailedList._write@before", 1),
-    ("batchgen.fsio:Path.replace@before", 10),  # of the list
-    ("batchgen.fsio:Path.replace@after", 10),
+    *((f"batchgen.fsio:Path.replace@{when}=retry-00000.json", 1) for when in STEPS),
+    *((f"batchgen.fsio:Path.replace@{when}=failed.jsonl", 1) for when in STEPS),
+    *((f"batchgen.fsio:remove@{when}=retry-00000.json", 1) for when in STEPS),
 ]
 JSONL = [
     *(("batchgen.fsio:remove@after", nth) for nth in (1, 3, 4)),
