@@ -260,6 +260,10 @@ def _last_words(report: "Mapping[str, Any]") -> str:
         f"{report['reason']}: {about}{documents['total']:,} documents: {documents['ok']:,} ok, "
         f"{documents['failed']:,} failed, {documents['skipped']:,} skipped{pending}{speed}"
     )
+    if adapted := report["engine"]["adapted"]:
+        from batchgen.engines.adapt import Change, short
+
+        text += f"; engine.adapt: {short(Change(**change) for change in adapted)}"
     if report["exit_status"] == 75:
         text += "; the same command goes on"
     if documents["failed"]:

@@ -65,6 +65,7 @@ def _of(kind: type) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+Bool = Annotated[bool, _of(bool)]
 Int = Annotated[int, _of(int)]
 Float = Annotated[float, _of(float)]
 
@@ -194,6 +195,10 @@ class FakeEngine(Section):
     die_on: str | None = Field(None, description="The engine dies when it comes to a prompt that holds this text.")
     hang_on: str | None = Field(None, description="The engine hangs when it comes to a prompt that holds this text.")
     answers: list[FakeAnswer] = Field(default_factory=list, description="Answers to certain prompts.")
+    start_faults: list[str] = Field(
+        default_factory=list,
+        description="Texts with which starts of an attempt fail, one after the other; then it starts.",
+    )
 
 
 class Engine(Section):
@@ -208,6 +213,10 @@ class Engine(Section):
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of vLLM's engine, under vLLM's own names and only those."
+    )
+    adapt: Bool = Field(
+        False,
+        description="A start that fails for lack of memory is tried again with less, in the steps of docs/job.md.",
     )
     adapter: str | None = Field(
         None, description="A LoRA adapter that every request uses: a folder as PEFT saves it, or a name on the Hub."

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import logging
 import secrets
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ _EDGE = f"batchgen-{secrets.token_hex(8)}-boundary"
 _BOUNDARY = "5eb1c7"  # `{{ boundary }}` of all documents that do not hold it
 # Few texts have more: a longer document is encoded from its beginning only, until that fills the prompt.
 _MAX_CHARS_PER_TOKEN = 32
+_NFKC_GROWTH = 11  # of the bytes of a text at most, by Unicode's most compatible normal form
 
 
 class _NoTextError(Exception):
@@ -132,6 +134,14 @@ def _printed_plainly(template: str, name: str) -> int:
     return sum(isinstance(part, nodes.Name) and part.name == name for output in outputs for part in output.nodes)
 
 
+def _most_tokens(text: str) -> int:
+    """A token is a byte at least, of the text as the tokenizer normalizes it."""
+    if text.isascii():
+        return len(text) + 1
+    grows = 1 if unicodedata.is_normalized("NFKC", text) else _NFKC_GROWTH
+    return grows * len(text.encode(errors="surrogatepass")) + 1
+
+
 class PromptBuilder:
     """Makes `Prepared` of documents; one tokenizer call per batch.
 
@@ -190,6 +200,16 @@ class PromptBuilder:
             else:
                 done[n] = self._too_long(document, around[n], tokens=self._fixed + len(ids))
         return [done[n] for n in range(len(documents))]
+
+    def bound(self, document: Document) -> int:
+        """Tokens that its prompt cannot exceed, without encoding it."""
+        if document.error is not None:
+            return 0
+        try:
+            before, after = self._around(document)
+        except Exception:  # noqa: BLE001  it gets no prompt
+            return 0
+        return self._fixed + sum(_most_tokens(text) for text in (before, document.text, after))
 
     def _skip(self, document: Document, item: int) -> tuple[str, str] | None:
         # The common document is long: look at its beginning only.

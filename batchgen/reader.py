@@ -96,7 +96,7 @@ class ReadAhead:
         try:
             prompts: PromptBuilder | None = None
             keep_chars = _KEPT_CHARS * (line.job.answers.retry_max_tokens or line.job.sampling.max_tokens)
-            for documents in _batched(line.documents(line, reading)):
+            for documents in batched(line.documents(line, reading)):
                 prompts = prompts or line.prompts()
                 inputs = [line.committer.files[document.source].input for document in documents]
                 prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
@@ -129,7 +129,7 @@ class ReadAhead:
         return self._batch.pop() if self._batch else None
 
 
-def _batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
     chars = 0
     for document in documents:

@@ -33,7 +33,16 @@ NOTES = (
     "failed documents",
 )  # fmt: skip
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
-_ENGINE = ("backend", "device", "max_num_seqs", "kv_cache_tokens", "kv_cache_max_concurrency", "args", "adapter")
+_ENGINE = (
+    "backend",
+    "device",
+    "max_num_seqs",
+    "kv_cache_tokens",
+    "kv_cache_max_concurrency",
+    "args",
+    "adapter",
+    "adapted",
+)
 
 
 @dataclass(slots=True)

@@ -43,6 +43,7 @@ engine:
   stall_s: 30.5
   args:
     max_model_len: 512
+  adapt: true
   adapter: adapters/letters
   fake:
     docs_per_s: 100.5
@@ -56,6 +57,7 @@ engine:
       - match: quay wall
         text: <think>Walls.</think>The wall is new.
         finish_reason: length
+    start_faults: [too small]
 sampling:
   temperature: 0.5
   max_tokens: 32

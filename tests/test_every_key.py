@@ -314,6 +314,24 @@ def _(bench):
     assert isinstance(bench.run("engine.adapter=nowhere").error, ConfigError)
 
 
+FULL = "engine.fake.start_faults=['CUDA out of memory']"
+
+
+@effect("engine.adapt")
+def _(bench):
+    assert bench.run(FULL).exit_status == EngineError.exit_status
+    found = bench.run(FULL, "engine.adapt=true")
+    assert found.exit_status == 0
+    assert [one["argument"] for one in found.report["engine"]["adapted"]] == ["gpu_memory_utilization"]
+
+
+@effect("engine.fake.start_faults")
+def _(bench):
+    found = bench.run("engine.fake.start_faults=[the motor is missing]")
+    assert (found.exit_status, found.rows) == (EngineError.exit_status, [])
+    assert "the motor is missing" in found.report["reason"]
+
+
 @effect("engine.fake.docs_per_s")
 def _(bench):
     assert bench.run("engine.fake.docs_per_s=10").seconds >= 0.5

@@ -3,12 +3,14 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from batchgen.config import FakeAnswer
 from batchgen.config import FakeEngine as Settings
 from batchgen.data import Completion, Request
+from batchgen.engines import start_faults
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.errors import EngineError
 from batchgen.tokenizer import Tokenizer
@@ -34,12 +36,19 @@ class FakeEngine:
         max_model_len: int,
         fill_first: bool,
         life: int = 0,
+        start: int = 0,
+        args: Mapping[str, Any] | None = None,
     ) -> None:
-        """life: how many were started before it. Raises EngineError where the settings want no more of them."""
+        """life: how many were started before it; start: how many it was tried to start.
+
+        Raises EngineError where the settings want no more of them, StartError where they want this start to fail.
+        """
+        if start < len(settings.start_faults):
+            raise start_faults.error("", settings.start_faults[start])
         if settings.lives is not None and life >= settings.lives:
             raise EngineError(f"the fake engine does not start after {life} others, as its settings say")
         self.limits = Limits(2 * max_num_seqs, max_model_len, fill_first=fill_first)
-        self.info = EngineInfo(backend="fake", max_num_seqs=max_num_seqs)
+        self.info = EngineInfo(backend="fake", args=dict(args or {}), max_num_seqs=max_num_seqs)
         self._settings = settings
         self._tokenizer = tokenizer
         self._batch = 2 * max_num_seqs if fill_first else max_num_seqs
@@ -78,7 +87,9 @@ class FakeEngine:
         self._prompt_tokens += len(request.prompt_ids)
         every, on = self._settings.fail_every, self._settings.fail_on
         if (every and self._completed % every == 0) or (on and on in prompt):
-            return _Answer(fails=True)
+            return _Answer(error="the fake engine failed this request, as its settings say")
+        if len(request.prompt_ids) + request.max_tokens > self.limits.max_model_len:
+            return _Answer(error=f"longer than max_model_len ({self.limits.max_model_len})")
         told = next((one for one in self._settings.answers if one.match in prompt), None)
         answer = _own(request) if told is None else self._told(request, told)
         self._generation_tokens += len(answer.ids)
@@ -135,7 +146,7 @@ class _Answer:
     finish_reason: str = "stop"
     lead: str = ""
     text: str | None = None
-    fails: bool = False
+    error: str | None = None
 
 
 def _own(request: Request) -> _Answer:
@@ -147,8 +158,8 @@ def _own(request: Request) -> _Answer:
 
 
 def _completion(request: Request, answer: _Answer, decoded: str) -> Completion:
-    if answer.fails:
-        return Completion(request.custom_id, error="the fake engine failed this request, as its settings say")
+    if answer.error is not None:
+        return Completion(request.custom_id, error=answer.error)
     return Completion(
         request.custom_id,
         text=answer.lead + decoded if answer.text is None else answer.text,

@@ -34,6 +34,16 @@ def max_model_len(job: Job, model: Model | None) -> int:
     return own or _FAKE_MAX_MODEL_LEN
 
 
+def least_context(model: Model | None, context: int) -> int:
+    """A max_model_len below it would change the texts: vLLM picks the factors of LongRoPE by it."""
+    config = {} if model is None else model.config.get("text_config") or model.config
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type")) not in ("longrope", "su"):
+        return 1
+    short = config.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
+    return short + 1 if isinstance(short, int) and context > short else 1
+
+
 def max_num_seqs(job: Job) -> int:
     """For the fake engine; vLLM tells its own."""
     given = whole_number(job, "max_num_seqs")

@@ -18,7 +18,7 @@ import psutil
 from batchgen.adapter import Adapter
 from batchgen.config import Sampling
 from batchgen.data import Completion, Request
-from batchgen.engines import vllm_plugin
+from batchgen.engines import start_faults, vllm_names, vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.errors import BatchgenError, ConfigError, EngineError
 from batchgen.fsio import open_append
@@ -117,10 +117,8 @@ class VllmEngine:
         try:
             self._core.add_lora(request)
         except Exception as e:  # vLLM raises what its children raise
-            raise EngineError(
-                f"vLLM does not take the adapter {adapter.name}: {_cause(self._log, begin) or _reason(e)} "
-                f"(full log: {self._log})"
-            ) from e
+            why = start_faults.cause(_since(self._log, begin)) or _reason(e)
+            raise EngineError(f"vLLM does not take the adapter {adapter.name}: {why} (full log: {self._log})") from e
         return request
 
     def _params_of(self, request: Request) -> Any:
@@ -254,10 +252,13 @@ def _start(args: dict[str, Any], sampling: Sampling, log: Path) -> Any:
             llm = LLM(**args, disable_log_stats=False)
         except BatchgenError:
             raise
-        except ImportError as e:
-            raise EngineError(f"vLLM cannot be imported: {e}; see {log} and `Install` in README.md") from e
         except Exception as e:  # vLLM raises what its children raise
-            raise EngineError(f"the engine did not start: {_cause(log, begin) or _reason(e)} (full log: {log})") from e
+            reason = (
+                f"vLLM cannot be imported: {e}; see `Install` in README.md" if isinstance(e, ImportError) else str(e)
+            )
+            raise start_faults.error(
+                _since(log, begin), reason or type(e).__name__, log=log, note=vllm_names.version_note()
+            ) from e
     return llm
 
 
@@ -390,10 +391,8 @@ def _reason(e: BaseException) -> str:
     return " ".join(str(e).split()) or type(e).__name__
 
 
-def _cause(log: Path, begin: int) -> str | None:
-    """The first error a child process named in the log: the ones after it are its consequences."""
+def _since(log: Path, begin: int) -> str:
+    """What was written to the log from a place on."""
     with log.open("rb") as stream:
         stream.seek(begin)
-        text = stream.read().decode(errors="replace")
-    causes = re.findall(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception): .+)$", text, flags=re.MULTILINE)
-    return causes[0].strip() if causes else None
+        return stream.read().decode(errors="replace")

@@ -1,6 +1,7 @@
 """What vLLM is called here and which names it takes, read from its source files without importing it (8-20 s)."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata, util
@@ -14,6 +15,8 @@ INSTALL = (
     "vLLM is not installed: pip install 'batchgen[vllm]' for NVIDIA GPUs, or 'batchgen[cpu]' for a CPU (README.md, "
     "Install)"
 )
+_KNOWN = (26, 33)  # 0.x
+_KNOWN_WORDS = f"0.{_KNOWN[0]} to 0.{_KNOWN[1]}"
 _ARGS = ("engine", "args")
 _PLAIN: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 # batchgen itself counts with them, also where vLLM is not installed.
@@ -44,6 +47,15 @@ def package() -> tuple[str, str] | None:
     return None
 
 
+def version_note() -> str:
+    """What to add to a fault that nobody can explain, where this vLLM is none batchgen knows."""
+    name, version = package() or ("vllm", "")
+    known = re.match(r"0\.(\d+)", version)
+    if not version or (known and _KNOWN[0] <= int(known[1]) <= _KNOWN[1]):
+        return ""
+    return f"; {name} is {version}, and batchgen knows {_KNOWN_WORDS}: install one of them"
+
+
 def _statement(file: str, name: str) -> ast.stmt:
     """The class or the assignment with this name, at the top of a file of vLLM."""
     spec = util.find_spec("vllm")
@@ -53,7 +65,7 @@ def _statement(file: str, name: str) -> ast.stmt:
         tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
         return next(n for n in tree.body if name in (getattr(n, "name", None), *_targets(n)))
     except (OSError, SyntaxError, StopIteration) as e:
-        raise ConfigError(f"vLLM has no {name} in {file}: batchgen knows 0.26 to 0.33; install one of them") from e
+        raise ConfigError(f"vLLM has no {name} in {file}: batchgen knows {_KNOWN_WORDS}; install one of them") from e
 
 
 def _targets(node: ast.stmt) -> list[str]:

@@ -3,13 +3,16 @@
 vLLM calls `register` (entry point group `vllm.general_plugins`) in every process of its own, after that process has
 set its signal handlers. Those end it at the first SIGINT or SIGTERM, and a Ctrl-C or a scancel reaches all processes
 of a job: the run could then commit nothing more. So signals are left to the run alone, and the kernel ends these
-processes when the one that started them is gone, however it went.
+processes when the one that started them is gone, however it went. A process of vLLM that ends by itself, because
+the engine does not start, would wait for ever for children that ignore its SIGTERM: it kills them first.
 """
 
 import ctypes
 import faulthandler
 import os
 import signal
+from multiprocessing import active_children
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from batchgen.fsio import open_append
@@ -18,6 +21,7 @@ OWNER = "BATCHGEN_ENGINE_OWNER"  # environment: the pid of the run; without it n
 STACKS = "BATCHGEN_ENGINE_STACKS"  # environment: the folder for stacks
 STACKS_SIGNAL = signal.SIGRTMIN + 3  # asks an engine process to write its stacks there
 _PR_SET_PDEATHSIG = 1
+_FIRST = 1000  # among what multiprocessing does at the end of a process
 _LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -27,6 +31,7 @@ def register() -> None:
         return
     for one in _LEFT_TO_THE_RUN:
         signal.signal(one, signal.SIG_IGN)
+    Finalize(None, _kill_children, exitpriority=_FIRST)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         os.kill(owner, 0)
@@ -35,6 +40,11 @@ def register() -> None:
     if folder := os.environ.get(STACKS):
         stream = open_append(Path(folder) / f"stacks-{os.getpid()}.txt", records=False)
         faulthandler.register(STACKS_SIGNAL, file=stream, all_threads=True)
+
+
+def _kill_children() -> None:
+    for child in active_children():
+        child.kill()
 
 
 def environment(folder: Path) -> dict[str, str]:

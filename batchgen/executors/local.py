@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from batchgen.errors import (
     OutputError,
 )
 from batchgen.executors.checking import Checked, check, tokenizer_of
+from batchgen.executors.starting import Starter
 from batchgen.failed import FailedList
 from batchgen.fingerprint import differences, digest
 from batchgen.index import KeySet
@@ -120,13 +121,14 @@ class _Attempt:
             telemetry.event("retry", documents=campaign.wanted)
             campaign.note(attempt)
         progress = Progress(files, None if campaign is None else campaign.wanted)
+        starter = Starter(self.checked, self.directory, files, attempt, self._make_tokenizer)
         line = Line(
             job=self.job,
             plan=files,
             whole=loaded.whole,
             index=loaded.index,
             prompts=self._prompts,
-            engine=lambda: self._engine(attempt),
+            engine=lambda: self._engine(starter),
             workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
             committer=committer,
             strikes=strikes,
@@ -140,7 +142,7 @@ class _Attempt:
             telemetry=telemetry,
             progress=progress,
             stop=self.stop,
-            engine_ready=self._note_engine,
+            engine_ready=lambda info: self._note_engine(info, starter),
             documents=read_documents if campaign is None else campaign.documents,
             limit=self.options.limit,
         )
@@ -249,35 +251,16 @@ class _Attempt:
             reasoning_end=job.answers.reasoning_end,
         )
 
-    def _engine(self, attempt: int) -> Engine:
-        job, model = self.job, self.checked.model
-        if job.engine.backend == "fake":
-            from batchgen.engines.fake import FakeEngine
+    def _engine(self, starter: Starter) -> Engine:
+        return starter.engine(self.stats.counts.engine_starts)
 
-            return FakeEngine(
-                job.engine.fake,
-                self._make_tokenizer(),
-                max_num_seqs=settings.max_num_seqs(job),
-                max_model_len=settings.max_model_len(job, model),
-                fill_first=job.engine.feed == "generate",
-                life=self.stats.counts.engine_starts,
-            )
-        from batchgen.engines.vllm import GenerateEngine, VllmEngine
-
-        assert model is not None
-        path = self.directory.logs / f"engine-{attempt:05d}.log"
-        args = job.engine.args | settings.chosen(job, model, self.checked.adapter) | {"model": model.name}
-        log.info("starting the engine with %s (log: %s)", model.name, path)
-        engines: dict[str, Callable[..., Engine]] = {"rolling": VllmEngine, "generate": GenerateEngine}
-        sampling = settings.sampling(job, self._make_tokenizer())
-        return engines[job.engine.feed](args, sampling, log=path, adapter=self.checked.adapter)
-
-    def _note_engine(self, info: EngineInfo) -> None:
+    def _note_engine(self, info: EngineInfo, starter: Starter) -> None:
         """run.json tells the engine of the latest attempt that had one."""
         from dataclasses import asdict
 
         value = self.directory.read_run() or {}
         value["engine"] = asdict(info) | {"feed": self.job.engine.feed}
+        starter.note(value)
         self.directory.write_run(value)
         if info.backend != "fake":
             cache = f", KV cache {info.kv_cache_tokens:,} tokens" if info.kv_cache_tokens else ""

@@ -58,7 +58,9 @@ def seen(tmp_path_factory):
                     words = " ".join(f"word{(n * 31 + k * 7) % 977}" for k in range(20))
                     stream.write(f'{{"id": {n}, "text": "{words}"}}\n')
             engine = {"backend": "fake", "feed": feed, "args": {"max_model_len": 512, "max_num_seqs": SEQS}}
-            job = write_job(folder, [{"path": str(path), "id_field": "id"}], prompt={"user": "{{ text }}"}, engine=engine)
+            job = write_job(
+                folder, [{"path": str(path), "id_field": "id"}], prompt={"user": "{{ text }}"}, engine=engine
+            )
             out = folder / f"{count}-{feed}"
             words = [sys.executable, "-c", CHILD, str(job), "0.03" if count == FEW else "0", f"output.dir={out}"]
             done = subprocess.run(words, capture_output=True, text=True, timeout=110)

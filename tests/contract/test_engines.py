@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from batchgen.config import FakeEngine as Faults
 from batchgen.data import Request
 from batchgen.engines.fake import FakeEngine
+from batchgen.engines.start_faults import StartError
 from batchgen.errors import EngineError
 from batchgen.tokenizer import BytesTokenizer
 
@@ -208,6 +209,23 @@ def test_an_engine_that_dies_raises_engine_error(make_fake, die_after):
     with pytest.raises(EngineError, match=f"died after {die_after} completions"):
         run(engine, requests(1, first=50))
     engine.close()
+
+
+def test_a_request_longer_than_the_context_is_a_completion_with_an_error(make_fake):
+    lengths = {"fits": MAX_MODEL_LEN - 4, "too-long": MAX_MODEL_LEN - 3}
+    found = run(make_fake(), [Request(name, [65] * length, 4) for name, length in lengths.items()])
+    assert {one.custom_id: one.error is None for one in found} == {"fits": True, "too-long": False}
+
+
+def test_starts_fail_with_the_texts_they_are_given():
+    settings = Faults(start_faults=["no memory left for the cache blocks", "nobody knows this"])
+    found = []
+    for start in range(3):
+        try:
+            FakeEngine(settings, BytesTokenizer(), max_num_seqs=4, max_model_len=64, fill_first=False, start=start)
+        except StartError as e:
+            found.append(e.fault and e.fault.kind)
+    assert found == ["no_cache", None]
 
 
 def test_an_engine_does_not_die_before_it_is_asked_to_work(make_fake):

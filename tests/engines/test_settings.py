@@ -180,3 +180,26 @@ def test_to_leave_the_end_of_the_reasoning_out_is_refused():
     with pytest.raises(ConfigError, match=r"sampling\.skip_special_tokens: x<file_sep> is a special token"):
         settings.sampling(wrong, real_tokenizer())
     assert settings.sampling(wrong, BytesTokenizer()) == wrong.sampling
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "least"),
+    [
+        ({}, 8192, 1),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}, "original_max_position_embeddings": 4096}, 8192, 1),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096}, 8192, 4097),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 4096}, 4096, 1),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}}, 8192, 4097),
+        (
+            {"text_config": {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 512}}},
+            999,
+            513,
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, 8192, 1),
+        ({"rope_scaling": None}, 8192, 1),
+    ],
+)
+def test_a_context_that_picks_other_factors_is_never_gone_below(tmp_path, config, context, least):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert settings.least_context(Model("org/m", tmp_path, None), context) == least
+    assert settings.least_context(None, context) == 1

@@ -1,0 +1,137 @@
+"""The engines of an attempt: which arguments they get, and what `engine.adapt` changed in these.
+
+run.json keeps the changes under `decisions.engine`, and later attempts begin with them. They hold for the arguments
+they were made for, and a context for the documents it was measured on.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from batchgen import plan
+from batchgen.config import Job
+from batchgen.engines import settings
+from batchgen.engines.adapt import Adaptation, Change, short
+from batchgen.engines.base import Engine
+from batchgen.executors.checking import Checked, tokenizer_of
+from batchgen.fingerprint import digest
+from batchgen.longest import longest_prompt
+from batchgen.prompts import PromptBuilder
+from batchgen.rundir import RunDirectory
+from batchgen.tokenizer import Tokenizer
+
+log = logging.getLogger("batchgen")
+
+
+@dataclass
+class Starter:
+    """Starts engines for an attempt; `lives` tells how many of them started before. tokenizer: the attempt's."""
+
+    checked: Checked
+    directory: RunDirectory
+    files: plan.Plan
+    attempt: int
+    tokenizer: Callable[[], Tokenizer]
+    _starts: int = 0
+
+    @property
+    def job(self) -> Job:
+        return self.checked.job
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together, as the job has it."""
+        return settings.max_model_len(self.job, self.checked.model)
+
+    def engine(self, lives: int) -> Engine:
+        return self.adaptation.start(lambda args: self._start(args, lives))
+
+    @cached_property
+    def adaptation(self) -> Adaptation:
+        args, model = self.job.engine.args | {"max_model_len": self.context}, self.checked.model
+        if self.job.engine.backend == "vllm":
+            assert model is not None
+            args |= settings.chosen(self.job, model, self.checked.adapter) | {"model": model.name}
+        return Adaptation(args, need=lambda: self._need, enabled=self.job.engine.adapt, changes=self._remembered())
+
+    @cached_property
+    def _need(self) -> int:
+        """Tokens of context that no document exceeds."""
+        log.info("looking for the longest document, to see what context is needed")
+        room = self.checked.max_prompt_tokens
+        # With a tokenizer of its own: the attempt's is at work in another thread.
+        prompts = PromptBuilder(self.job, tokenizer_of(self.checked), max_prompt_tokens=room)
+        longest = longest_prompt(self.job, self.files, prompts, at_most=room)
+        answer = self.job.answers.retry_max_tokens or self.job.sampling.max_tokens
+        least = settings.least_context(self.checked.model, self.context)
+        return max(min(longest + answer, self.context), least)
+
+    def _start(self, args: dict[str, Any], lives: int) -> Engine:
+        job = self.job
+        self._starts += 1
+        if job.engine.backend == "fake":
+            from batchgen.engines.fake import FakeEngine
+
+            return FakeEngine(
+                job.engine.fake,
+                self.tokenizer(),
+                max_num_seqs=args.get("max_num_seqs") or settings.max_num_seqs(job),
+                max_model_len=args["max_model_len"],
+                fill_first=job.engine.feed == "generate",
+                life=lives,
+                start=self._starts - 1,
+                args=args,
+            )
+        from batchgen.engines.vllm import GenerateEngine, VllmEngine
+
+        path = self.directory.logs / f"engine-{self.attempt:05d}.log"
+        log.info("starting the engine with %s (log: %s)", args["model"], path)
+        engines: dict[str, Callable[..., Engine]] = {"rolling": VllmEngine, "generate": GenerateEngine}
+        sampling = settings.sampling(job, self.tokenizer())
+        return engines[job.engine.feed](args, sampling, log=path, adapter=self.checked.adapter)
+
+    def _made_for(self) -> dict[str, str]:
+        files = [[file.source, plan.state(self.job, file)] for file in self.files.files]
+        return {
+            "args": _digest(self.job.engine.args),
+            "documents": _digest([files, digest(self.checked.fingerprint)]),
+        }
+
+    def _remembered(self) -> list[Change]:
+        """What an earlier attempt changed, as far as it holds for this one."""
+        known = _decided(self.directory.read_run() or {})
+        now = self._made_for()
+        if not self.job.engine.adapt or not known or known["args"] != now["args"]:
+            return []
+        changes = [Change(**change) for change in known["changes"]]
+        contexts = [change.after for change in changes if change.argument == "max_model_len"]
+        if contexts and known["documents"] != now["documents"] and self._need > min(contexts):
+            log.info("engine.adapt: the documents now need a context of %s tokens", f"{self._need:,}")
+            changes = [change for change in changes if change.argument != "max_model_len"]
+        if changes:
+            log.info("engine.adapt: beginning with %s, as the last attempt", short(changes))
+        return changes
+
+    def note(self, value: dict[str, Any]) -> None:
+        """Write into run.json's value what the engine that now runs was changed to."""
+        changes = [dataclasses.asdict(change) for change in self.adaptation.changes]
+        value["engine"]["adapted"] = changes
+        if self.job.engine.adapt:
+            decisions = {name: one for name, one in value.get("decisions", {}).items() if name != "engine"}
+            if changes:
+                decisions["engine"] = self._made_for() | {"changes": changes}
+            value["decisions"] = decisions
+
+
+def _decided(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = run.get("decisions", {}).get("engine")
+    return found if isinstance(found, dict) else None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
