@@ -18,7 +18,8 @@ from batchgen.text import harmless
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from batchgen.executors.local import OnChange, Outcome
+    from batchgen.executors.ending import Outcome
+    from batchgen.executors.identity import OnChange
     from batchgen.executors.writers import Format
     from batchgen.lifecycle import Stop
 

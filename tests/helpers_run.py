@@ -11,7 +11,8 @@ import yaml
 from batchgen import config
 from batchgen.data import Request
 from batchgen.engines.fake import FakeEngine
-from batchgen.executors.local import Options, Outcome, run
+from batchgen.executors.ending import Outcome
+from batchgen.executors.local import Options, run
 from batchgen.lifecycle import Stop
 
 SENTENCE = "The harbour board met on day {n} and agreed to repair {n} metres of quay wall before the winter."

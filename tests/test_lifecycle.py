@@ -12,7 +12,7 @@ from batchgen.lifecycle import Stop
 
 def test_a_request_raises_only_where_work_may_be_left():
     stop = Stop()
-    with pytest.raises(Interrupted, match="stopped by SIGTERM"), stop.raising():
+    with pytest.raises(Interrupted, match="stopped by SIGTERM"), stop.raising():  # noqa: PT012
         stop.request("SIGTERM")
         raise AssertionError("it went on")
     later = Stop()
@@ -34,7 +34,7 @@ def test_the_first_reason_holds():
 def test_work_that_swallows_the_request_ends_with_it_all_the_same():
     stop = Stop()
     done = []
-    with pytest.raises(Interrupted), stop.raising():
+    with pytest.raises(Interrupted), stop.raising():  # noqa: PT012
         with contextlib.suppress(Exception):
             stop.request("SIGTERM")
         done.append("the rest")

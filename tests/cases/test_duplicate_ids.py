@@ -37,7 +37,7 @@ def test_every_row_is_accounted_for_and_none_is_overwritten(job, out):
 
 
 def test_refused_before_anything_is_sent_with_both_places(job, out, tmp_path, monkeypatch):
-    monkeypatch.setattr("batchgen.executors.local._Attempt._engine", None)
+    monkeypatch.setattr("batchgen.executors.starting.Starter.engine", None)
     with pytest.raises(InputError) as caught:
         start(job, REFUSE)
     told = str(caught.value)

@@ -34,7 +34,7 @@ EMPTY = {
 def test_a_whole_report_and_no_engine(tmp_path, out, monkeypatch, name):
     write, (total, failed, skipped), status = EMPTY[name]
     write(tmp_path / name)
-    monkeypatch.setattr("batchgen.executors.local._Attempt._engine", None)
+    monkeypatch.setattr("batchgen.executors.starting.Starter.engine", None)
     inputs = [{"path": str(tmp_path / name), "id_field": "id"}]
     job = write_job(tmp_path, inputs, prompt={"user": "{{ text }}"})
     for number in range(2):  # the second has nothing left to do
@@ -62,7 +62,7 @@ def test_a_whole_report_and_no_engine(tmp_path, out, monkeypatch, name):
 def test_a_resume_with_nothing_left_says_all_done_before(tmp_path, monkeypatch):
     job = write_job(tmp_path, [write_jsonl(tmp_path / "a.jsonl", map(record, range(4)))])
     start(job)
-    monkeypatch.setattr("batchgen.executors.local._Attempt._engine", None)
+    monkeypatch.setattr("batchgen.executors.starting.Starter.engine", None)
     outcome = start(job)
     assert outcome.exit_status == 0
     assert outcome.report["attempt"]["documents"]["done_before"] == outcome.report["documents"]["total"] == 4

@@ -48,7 +48,7 @@ def shards(tmp_path):
 
 def test_a_file_without_the_text_column_is_found_before_anything_starts(tmp_path, out, shards, monkeypatch):
     """pandas-dev/pandas#55731"""
-    monkeypatch.setattr("batchgen.executors.local._Attempt._engine", None)
+    monkeypatch.setattr("batchgen.executors.starting.Starter.engine", None)
     with pytest.raises(InputError, match=r"part-5\.parquet: has no column 'text' \(text_field\); it has: id, body"):
         start(write_job(tmp_path, [shards]))
     assert rows(out) == []

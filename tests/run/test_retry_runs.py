@@ -100,7 +100,7 @@ def test_a_retry_with_nothing_to_do_starts_nothing_and_leaves_no_trace(tmp_path,
     job = job_of(tmp_path, [*map(record, range(5)), record(6, text=7)])
     start(job)
     before = sorted(path.name for path in out.iterdir())
-    monkeypatch.setattr("batchgen.executors.local._Attempt._engine", None)
+    monkeypatch.setattr("batchgen.executors.starting.Starter.engine", None)
     outcome = start(job, retry=ALL)
     assert (outcome.exit_status, outcome.report["attempt"]["documents"]["read"]) == (3, 0)
     assert outcome.reason == "0 tried again, 1 documents failed (failures.max is 0)"

@@ -303,7 +303,7 @@ def test_a_held_run_is_refused_and_says_who_holds_it(tmp_path, out):
 def test_nothing_to_send_starts_no_engine(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "a.jsonl", [record(1, text=""), record(2, text=" ")])
     job = write_job(tmp_path, [tmp_path / "a.jsonl"])
-    monkeypatch.setattr("batchgen.executors.local._Attempt._engine", None)
+    monkeypatch.setattr("batchgen.executors.starting.Starter.engine", None)
     outcome = start(job)
     assert outcome.exit_status == 0
     assert outcome.report["attempt"]["rates"]["docs_per_s"] is None
