@@ -1,4 +1,4 @@
-"""Two runs need not give the same texts (vllm-project/vllm#5898, #7779, #23138): nobody promises it, or relies on it."""
+"""Two runs need not give the same texts, and nobody promises it: vllm-project/vllm#5898, #7779, #23138."""
 
 import json
 from pathlib import Path

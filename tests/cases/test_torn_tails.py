@@ -12,7 +12,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers_kill import scratch
 from helpers_run import by_id, record, rows, same_rows, start, write_job, write_jsonl
+from killed_child import Cue, status_of, talk
 
 from batchgen.fsio import open_append
 from batchgen.stats import Telemetry, read_telemetry
@@ -118,3 +120,33 @@ def test_files_cut_anywhere_cost_no_row(tmp_path, monkeypatch, undisturbed, form
             assert form == "parquet" or re.search(r"at byte \d+", told[0])
             assert (Path("out/damaged") / part.name).exists()
     assert set_aside > 10
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 100))])
+def test_a_run_killed_anywhere_whose_newest_file_is_cut_loses_and_doubles_no_id(monkeypatch, undisturbed, seed):
+    """Parts, their footers and telemetry alike; 0 to 200 bytes are gone."""
+    dice = random.Random(seed)
+    form = dice.choice(["parquet", "jsonl", "jsonl"])
+    with scratch() as folder:
+        monkeypatch.chdir(folder)
+        job = job_of(Path(), form)
+        cue = Cue("lines:checkpoint,feed,fsio,jsonl,parquet,stats", dice.randrange(1, 6000))
+        assert status_of(folder, "run", job, cues=(cue,)) in (0, -9), talk(folder)
+        files = [*Path("out/summaries").glob("*part*"), *Path("out").glob("telemetry-*"), *Path("out/logs").glob("*")]
+        print(f"seed {seed}: {form}, {cue}")
+        victim = max(files, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+        if victim is not None and (size := victim.stat().st_size):
+            cut = dice.randrange(201)
+            print(f"{victim}: {size} bytes, {cut} less")
+            with victim.open("r+b") as stream:
+                stream.truncate(max(0, size - cut))
+        outcome = start(job)
+        assert outcome.exit_status == 0
+        assert len(by_id(Path("out"))) == DOCUMENTS
+        same_rows(rows(Path("out")), undisturbed[form])
+        for path in [*Path("out/summaries").glob("part-*.jsonl"), *Path("out").glob("telemetry-*-00002.jsonl")]:
+            assert all(isinstance(json.loads(line), dict) for line in path.read_bytes().split(b"\n")[:-1])
+        for sentence in outcome.report["notes"]["damaged parts"]:
+            assert sentence.startswith(f"{victim.name}: ")
+            assert form == "parquet" or re.search(r"at byte \d+|it is empty|SHA-256", sentence)
+            assert (Path("out/damaged") / victim.name).exists()

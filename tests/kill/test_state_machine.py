@@ -117,10 +117,10 @@ class Runs(RuleBasedStateMachine):
     # Starts.
 
     def _job(self, **engine) -> Path:
-        item = {"keep": ["title"]}
+        inputs = [{"path": str(self.folder / "in" / name), "keep": ["title"]} for name in ("ids", "plain")]
         return write_job(
             self.folder,
-            [{"path": str(self.folder / "in/ids"), "id_field": "id"} | item, {"path": str(self.folder / "in/plain")} | item],
+            [inputs[0] | {"id_field": "id"}, inputs[1]],
             prompt={"user": f"Prompt {self.prompt}. {{{{ text }}}}"},
             engine={"backend": "fake", "args": {"max_model_len": 2048, "max_num_seqs": 2}, **engine},
             checkpoint={"rows": 3},
@@ -164,6 +164,18 @@ class Runs(RuleBasedStateMachine):
         else:
             assert outcome.exit_status == EngineError.exit_status
             self._sums(outcome.report)
+
+    @rule(one=st.integers(0, 12))
+    def run_and_fail_at_some(self, one):
+        self._whole(start(self._job(fake={"fail_on": f"d{one}v"})))
+
+    @precondition(lambda self: any(self.out.glob("summaries/part-*")))
+    @rule()
+    def retry_what_failed(self):
+        held = self._documents()
+        start(self._job(), retry=frozenset())
+        for row in rows(self.out):
+            assert row["status"] == "ok" or row["error_type"] == "duplicate_id" or row["doc_key"] not in held
 
     @precondition(lambda self: any(self.out.glob("summaries/part-*")))
     @rule(way=st.sampled_from(["refuse", "keep", "new-run"]))
@@ -239,9 +251,9 @@ class Runs(RuleBasedStateMachine):
             for one in self._ids()
         }
         for row in first:
-            assert row["status"] == "ok"
-            if row["id"] is not None:
+            if row["status"] == "ok" and row["id"] is not None:
                 assert any(one in row["summary"] for one in versions[row["id"]]), row
+            assert row["status"] == "ok" or row["error_type"] == "request_failed"
         assert Counter(row["id"] for row in twice) == Counter({one: n - 1 for one, n in self._ids().items() if n > 1})
         assert not list(self.out.rglob(".tmp-*"))
         assert not list(self.out.glob("damaged"))
