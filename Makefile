@@ -13,7 +13,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint docs venv model clean
+.PHONY: help demo test test-all kill lint docs venv model clean
 
 help: ## this list
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,11 @@ test: lint $(MODEL)/config.json ## lint and every test but the long ones
 test-all: lint $(MODEL)/config.json ## lint and every test, the long ones too
 	@echo "test-all: every test, this takes long"
 	@$(BIN)/python -m pytest -n 2 --timeout 1800
+
+N ?= 200
+SEED ?= 0
+kill: $(VENV)/.ready ## N=200 runs on the fake engine killed at random moments; SEED=0 is the first of them
+	@KILLS=$(N) SEED=$(SEED) $(BIN)/python -m pytest -n 2 -q tests/kill/test_kill.py -k random_moments
 
 lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/python -m ruff check .

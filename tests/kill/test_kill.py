@@ -87,7 +87,13 @@ AGAIN = {
 BOTH = at("checkpoint", "_read_parts superseded settle _take_out")
 
 
-@pytest.mark.parametrize(("form", "point", "nth"), [(form, point, nth) for form in FORMATS for point, nth in FIRST])
+LATER = pytest.mark.long  # the second format dies at the same points of the same code
+
+
+@pytest.mark.parametrize(
+    ("form", "point", "nth"),
+    [pytest.param(form, *one, marks=[LATER] * (form != FORMATS[0])) for form in FORMATS for one in FIRST],
+)
 def test_killed_at_a_named_point(folder, form, point, nth):
     PLAIN.write(folder)
     kill_job(Path(), form)
@@ -167,7 +173,12 @@ def _later(number: int) -> None:
 # Random moments. A seed is one run over the changes of its inputs, disturbed at every start but the last.
 
 _FIRST_SEED, _SEEDS = int(os.environ.get("SEED") or 0), int(os.environ.get("KILLS") or 0)
-SEEDS = range(_FIRST_SEED, _FIRST_SEED + _SEEDS) if _SEEDS else range(200)
+_SHORT = 25  # seeds that are no long test
+SEEDS = (
+    list(range(_FIRST_SEED, _FIRST_SEED + _SEEDS))  # `make kill`
+    if _SEEDS
+    else [pytest.param(n, marks=[pytest.mark.long] * (n >= _SHORT)) for n in range(200)]
+)
 ENDS = {0, 75, KILLED, *(128 + one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))}
 LINES = {"lines": 30_000, "lines:fsio,checkpoint,jsonl,parquet,rundir,index": 4_000, "lines:fsio": 900}
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
