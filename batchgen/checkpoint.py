@@ -7,30 +7,44 @@ was cut short in between.
 
 import contextlib
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchgen import plan
 from batchgen.config import Job
-from batchgen.data import Record
+from batchgen.data import Document, Record
 from batchgen.errors import OutputError
 from batchgen.index import DoneIndex, IndexBuilder, KeySet
 from batchgen.rundir import RunDirectory
-from batchgen.sinks.base import DamagedPartError, Sink
+from batchgen.sinks.base import DamagedPartError, PartKeys, Sink
 from batchgen.sources.base import NO_SPLIT, FileFacts
+
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Some rows: how many, and a sum over their keys and contents. Where both agree, they are the same rows."""
+
+    rows: int = 0
+    sum: int = 0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.rows + other.rows, (self.sum + other.sum) & _WORD)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """index: of all committed rows. whole: rows of files that need not be opened. damaged: parts set aside, and why."""
+    """index: of all committed rows. whole: files that need not be opened. damaged: parts set aside, and why."""
 
     index: DoneIndex
-    whole: Mapping[str, int]
+    whole: Mapping[str, Tally]
     damaged: tuple[str, ...]
 
 
@@ -53,7 +67,7 @@ class _Held:
     """What all parts hold. rows: of each source, in the order of their numbers; told: files that parts call whole."""
 
     builder: IndexBuilder
-    rows: Mapping[str, int]
+    rows: Mapping[str, Tally]
     told: Mapping[str, Mapping[str, Any]]
     damaged: tuple[str, ...]
 
@@ -61,7 +75,7 @@ class _Held:
 def _read_parts(run: RunDirectory, sink: Sink) -> _Held:
     builder = IndexBuilder()
     numbers: dict[str, int] = {}
-    rows: Counter[int] = Counter()
+    rows: dict[str, Tally] = defaultdict(Tally)
     told: dict[str, Mapping[str, Any]] = {}
     damaged = []
     for path in run.parts(sink.suffix):
@@ -72,11 +86,27 @@ def _read_parts(run: RunDirectory, sink: Sink) -> _Held:
             continue
         told |= part.footer.get("files", {})
         named = part.sources.combine_chunks().dictionary_encode()
-        known = np.array([numbers.setdefault(name, len(numbers)) for name in named.dictionary.to_pylist()], np.uint32)
-        sources = known[named.indices.to_numpy()] if len(known) else np.empty(0, np.uint32)
-        rows.update(dict(enumerate(np.bincount(sources).tolist())))
-        builder.add(part.keys, part.content, sources)
-    return _Held(builder, {name: rows[number] for name, number in numbers.items()}, told, tuple(damaged))
+        names, at = named.dictionary.to_pylist(), named.indices.to_numpy()
+        for name, count, total in zip(names, np.bincount(at).tolist(), _sums(part, at).tolist(), strict=True):
+            rows[name] += Tally(count, total)
+        known = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.uint32)
+        builder.add(part.keys, part.content, known[at] if names else np.empty(0, np.uint32))
+    return _Held(builder, rows, told, tuple(damaged))
+
+
+def _sums(part: PartKeys, at: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """By source the sum of a tally. at: (n,), the number of each row's source in this part."""
+    keys = np.ascontiguousarray(part.keys).view(">u8").astype(np.uint64)
+    content = np.ascontiguousarray(part.content).view(">u8").astype(np.uint64)
+    sums = np.zeros(at.max(initial=-1) + 1, np.uint64)
+    np.add.at(sums, at, keys[:, 1] + (keys[:, 0] | np.uint64(1)) * (content[:, 0] | np.uint64(1)))
+    return sums
+
+
+def _sum(key: bytes, content: bytes) -> int:
+    """What one row adds to the sum of a tally."""
+    high, low, hashed = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big"), int.from_bytes(content, "big")
+    return (low + (high | 1) * (hashed | 1)) & _WORD
 
 
 def repeated_keys(run: RunDirectory, sink: Sink) -> KeySet:
@@ -123,15 +153,24 @@ def _take_out(run: RunDirectory, sink: Sink, old: Mapping[Path, set[str]]) -> tu
     return tuple(damaged)
 
 
-def _whole(job: Job, files: Sequence[FileFacts], held: _Held) -> dict[str, int]:
-    """Files that some part calls whole, that are unchanged since, and whose rows are all in the parts."""
+def _whole(job: Job, files: Sequence[FileFacts], held: _Held) -> dict[str, Tally]:
+    """Files that some part calls whole, that are unchanged since, and whose rows, these very ones, are in the parts.
+
+    A row keeps its source when its document moves. So a file can have as many rows as it has documents, and they are
+    of others.
+    """
     return {
-        file.source: entry["rows"]
+        file.source: rows
         for file in files
         if (entry := held.told.get(file.source))
         and plan.state(job, file).items() <= entry.items()
-        and held.rows.get(file.source, 0) == entry["rows"]
+        and _told(rows := held.rows.get(file.source, Tally())).items() <= entry.items()
     }
+
+
+def _told(rows: Tally) -> dict[str, Any]:
+    """A tally in a footer."""
+    return {"rows": rows.rows, "sum": f"{rows.sum:016x}"}
 
 
 @dataclass(slots=True)
@@ -139,7 +178,7 @@ class _Pass:
     """How far one file is in this pass: documents on their way, and whether its last was read."""
 
     waiting: int = 0
-    rows: int = 0
+    rows: Tally = field(default_factory=Tally)
     duplicates: int = 0
     ended: bool = False
 
@@ -148,8 +187,8 @@ class _Pass:
 class Committer:
     """Gathers records and writes them as parts: at `rows` records, or `interval_s` after the first of them.
 
-    The reader's thread calls `read`, `duplicate` and `ended`, the engine's all others: ints and bools, each with one
-    writer. whole: files that parts call whole: a new part with rows of theirs says it again, since the older can go.
+    The reader's thread calls `read`, `duplicate` and `ended`, the engine's all others: each value has one writer.
+    whole: files that parts call whole: a new part with rows of theirs says it again, since the older can go.
     """
 
     job: Job
@@ -158,7 +197,7 @@ class Committer:
     fingerprint: str
     attempt: int
     files: Mapping[str, FileFacts]
-    whole: Mapping[str, int] = field(default_factory=dict)
+    whole: Mapping[str, Tally] = field(default_factory=dict)
     parts: int = 0
     rows: int = 0
     seconds: float = 0.0
@@ -168,10 +207,10 @@ class Committer:
     _committed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _told: set[str] = field(default_factory=set)
 
-    def read(self, source: str, *, waiting: bool) -> None:
-        """A row of this file was read; `waiting`: a record of it is still to come."""
-        at = self._passes[source]
-        at.rows += 1
+    def read(self, document: Document, *, waiting: bool) -> None:
+        """A document was read; `waiting`: a record of it is still to come."""
+        at = self._passes[document.source]
+        at.rows += Tally(1, _sum(document.key, document.content))
         at.waiting += waiting
 
     def duplicate(self, source: str) -> None:
@@ -185,7 +224,7 @@ class Committer:
     @property
     def counted(self) -> dict[str, int]:
         """Rows of each file that was read to its end."""
-        return {source: at.rows for source, at in self._passes.items() if at.ended}
+        return {source: at.rows.rows for source, at in self._passes.items() if at.ended}
 
     def add(self, records: Iterable[Record]) -> None:
         if not self._records:
@@ -211,7 +250,9 @@ class Committer:
             self._committed[record.document.source] += 1
         rows = {source: self._passes[source].rows for source in list(self._passes) if self._is_whole(source)}
         rows |= {one: self.whole[one] for one in {record.document.source for record in records} if one in self.whole}
-        whole = {source: plan.state(self.job, self.files[source]) | {"rows": n} for source, n in sorted(rows.items())}
+        whole = {
+            source: plan.state(self.job, self.files[source]) | _told(tally) for source, tally in sorted(rows.items())
+        }
         footer = {
             "version": 1,
             "attempt": self.attempt,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from batchgen.checkpoint import Committer
+from batchgen.checkpoint import Committer, Tally
 from batchgen.config import Job
 from batchgen.data import Document
 from batchgen.engines.base import Engine, EngineInfo
@@ -39,7 +39,7 @@ class Line:
 
     job: Job
     plan: Plan
-    whole: Mapping[str, int]
+    whole: Mapping[str, Tally]
     index: DoneIndex
     prompts: Callable[[], PromptBuilder]
     engine: Callable[[], Engine]

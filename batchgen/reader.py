@@ -26,8 +26,8 @@ def read_documents(line: Line, reading: Reading) -> Iterator[Document]:
     """Documents that have no committed row yet, in the order of the plan."""
     for source, splits in _by_source(line.plan.splits):
         if source in line.whole:
-            line.stats.counts.read += line.whole[source]
-            line.stats.counts.done_before += line.whole[source]
+            line.stats.counts.read += line.whole[source].rows
+            line.stats.counts.done_before += line.whole[source].rows
             continue
         try:
             opened = open_source(line.job, splits[0].input, source)
@@ -36,7 +36,7 @@ def read_documents(line: Line, reading: Reading) -> Iterator[Document]:
                     if line.limit is not None and reading.admitted >= line.limit:
                         return
                     todo = _visit(line, reading, document)
-                    line.committer.read(source, waiting=todo is not None)
+                    line.committer.read(document, waiting=todo is not None)
                     if todo is not None:
                         reading.admitted += 1
                         yield todo

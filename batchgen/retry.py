@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from batchgen import fsio
+from batchgen.checkpoint import Tally
 from batchgen.config import Job
 from batchgen.data import Document
 from batchgen.errors import InputError
@@ -49,7 +50,7 @@ class Campaign:
     job: Job
     run: RunDirectory
     sink: Sink
-    whole: Mapping[str, int]
+    whole: Mapping[str, Tally]
     types: frozenset[str]
     fingerprint: str
     wanted: int = 0

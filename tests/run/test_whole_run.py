@@ -97,6 +97,22 @@ def test_the_second_row_of_an_id_fails_alone_and_stays_so(tmp_path, out):
     assert rows(out) == found
 
 
+def test_documents_that_change_places_between_files_are_told_from_those_that_are_gone(tmp_path, out):
+    def write(name, *numbers):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", map(record, numbers))
+
+    write("a", 1)
+    write("b", 2)
+    job = write_job(tmp_path, [tmp_path / "in"])
+    start(job)
+    write("a", 2)
+    write("b", 1, 3)
+    start(job)
+    write("b", 3)
+    assert start(job).report["notes"]["orphans"] == 1
+    assert sorted(by_id(out)) == [("str", "d2"), ("str", "d3")]
+
+
 def test_a_duplicate_id_is_one_only_as_long_as_the_other_row_is_there(tmp_path, out):
     write_jsonl(tmp_path / "in/a.jsonl", [record(1), record(2)])
     write_jsonl(tmp_path / "in/b.jsonl", [record(1), record(3)])
