@@ -72,12 +72,19 @@ class FakeEngine:
             if not self.limits.fill_first:
                 take = min(take, max(1, int(self._settings.docs_per_s / 20)))  # a poll takes about 50 ms
             self._next = max(self._next, time.monotonic()) + take / self._settings.docs_per_s
-            time.sleep(max(0.0, self._next - time.monotonic()))
+            self._wait(max(0.0, self._next - time.monotonic()))
         requests = [self._waiting.popleft() for _ in range(take)]
         answers = [self._generate(request) for request in requests]
         texts = self._tokenizer.decode_batch([answer.ids for answer in answers])
         found = [_completion(*one) for one in zip(requests, answers, texts, strict=True)]
         return found[::-1]
+
+    def _wait(self, seconds: float | None) -> None:
+        """Work so long, for ever where it is None. Raises EngineError where the engine is killed meanwhile."""
+        self._hangs_since = time.monotonic()
+        if self._end.wait(seconds):
+            raise EngineError(self._killed or "killed")
+        self._hangs_since = None
 
     def _generate(self, request: Request) -> "_Answer":
         """What one request gives. Raises EngineError where the engine is to die of it."""
@@ -115,10 +122,7 @@ class FakeEngine:
         if die_on is not None and die_on in prompt:
             raise EngineError(f"the fake engine died of {die_on!r}, as its settings say")
         if hang_on is not None and hang_on in prompt:
-            self._hangs_since = time.monotonic()
-            self._end.wait()
-        if self._killed is not None:
-            raise EngineError(self._killed)
+            self._wait(None)
 
     def abort(self, custom_ids: Sequence[str]) -> None:
         gone = set(custom_ids)

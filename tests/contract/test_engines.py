@@ -264,7 +264,7 @@ def test_the_same_prompt_has_the_same_text_and_another_prompt_another(make_fake)
 
 def test_a_set_speed_is_kept(make_fake, monkeypatch):
     slept = []
-    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr(FakeEngine, "_wait", lambda _, seconds: slept.append(seconds))
     monkeypatch.setattr("time.monotonic", lambda: 1000.0)
     engine = make_fake(docs_per_s=40)
     run(engine, requests(10))
