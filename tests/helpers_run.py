@@ -9,6 +9,7 @@ import pyarrow.dataset as ds
 import yaml
 
 from batchgen import config
+from batchgen.checkpoint import Committer
 from batchgen.data import Request
 from batchgen.engines.fake import FakeEngine
 from batchgen.executors.ending import Outcome
@@ -62,6 +63,21 @@ def watch_requests(monkeypatch) -> list[Request]:
 
     monkeypatch.setattr(FakeEngine, "submit", watched)
     return found
+
+
+def stop_after_a_part(patch) -> Stop:
+    """What asks a run to stop as soon as its first part is on disk."""
+    stop = Stop()
+    commit = Committer.commit
+
+    def committed(self):
+        rows = commit(self)
+        if rows:
+            stop.request("SIGTERM")
+        return rows
+
+    patch.setattr(Committer, "commit", committed)
+    return stop
 
 
 def command(*args, env=None) -> subprocess.CompletedProcess:

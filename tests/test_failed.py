@@ -13,7 +13,7 @@ import jsonlines
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers_run import by_id, record, rows, start, write_job, write_jsonl
+from helpers_run import by_id, record, rows, start, stop_after_a_part, write_job, write_jsonl
 
 from batchgen import failed, fsio
 from batchgen.errors import OutputError
@@ -222,7 +222,7 @@ def test_a_row_that_no_longer_holds_is_not_listed(tmp_path, out):
 
 
 @pytest.mark.parametrize("status", [0, 3, 65, 69, 75])
-def test_each_end_has_a_list(tmp_path, out, status):
+def test_each_end_has_a_list(tmp_path, out, monkeypatch, status):
     data = [record(n) for n in range(30)]
     data[0]["text"] = 7
     path = write_jsonl(tmp_path / "a.jsonl", data)
@@ -231,11 +231,9 @@ def test_each_end_has_a_list(tmp_path, out, status):
         (tmp_path / "b.parquet").write_bytes(b"none")
         inputs.append(one_input(tmp_path / "b.parquet", on_error="skip"))
     job = write_job(tmp_path, inputs, failures={"max": int(status == 0)}, checkpoint={"rows": 3})
-    sets = ["engine.fake.die_after=7", "engine.fake.lives=1"] if status == 69 else ["engine.fake.docs_per_s=100"]
-    stop = Stop()
-    if status == 75:
-        threading.Timer(0.15, stop.request, ["SIGTERM"]).start()
-    assert start(job, *sets, "lifecycle.grace_s=0.1", stop=stop).exit_status == status
+    sets = ["engine.fake.die_after=7", "engine.fake.lives=1"] if status == 69 else []
+    stop = stop_after_a_part(monkeypatch) if status == 75 else None
+    assert start(job, *sets, "lifecycle.grace_s=0", stop=stop).exit_status == status
     assert [one["id"] for one in listed(out)] == ["d0"]
 
 
@@ -317,11 +315,9 @@ def test_a_run_that_is_told_to_stop_does_not_wait_for_the_list(tmp_path, out, mo
     with monkeypatch.context() as patch:
         patch.setattr(JsonlSource, "fetch", slow)
         patch.setattr(failed, "HURRY_S", 0.5)
-        stop = Stop()
-        threading.Timer(0.3, stop.request, ["SIGTERM"]).start()
-        begin = time.monotonic()
+        stop = stop_after_a_part(patch)
         outcome = start(job, "engine.fake.docs_per_s=5", "lifecycle.grace_s=0.1", stop=stop)
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - stop.at < 3
         end.set()
     assert outcome.exit_status == 75
     assert "not listed, there was no time" in outcome.report["notes"]["failed documents"]

@@ -1,16 +1,14 @@
 """`retry-failed`: which documents are done again, that one row is left, and that a cut retry goes on."""
 
 import json
-import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers_run import by_id, record, rows, same_rows, start, write_job, write_jsonl
+from helpers_run import by_id, record, rows, same_rows, start, stop_after_a_part, write_job, write_jsonl
 
 from batchgen.errors import ConfigError, FingerprintError
 from batchgen.index import IndexBuilder
-from batchgen.lifecycle import Stop
 from batchgen.retry import OF_RECORDS
 from batchgen.sources.jsonl import JsonlSource
 from batchgen.strikes import Strikes
@@ -284,14 +282,12 @@ def test_an_input_that_cannot_be_read_costs_its_own_documents_only(tmp_path, out
 # A retry that is cut short.
 
 
-def test_the_same_command_goes_on_with_those_that_had_no_try(tmp_path, out):
+def test_the_same_command_goes_on_with_those_that_had_no_try(tmp_path, out, monkeypatch):
     """Those that failed again wait for the next retry: else one that is killed often would never come to an end."""
     job = job_of(tmp_path, map(record, range(COUNT)))
     start(job, fails("metres"))
-    stop = Stop()
-    threading.Timer(0.4, stop.request, ["SIGTERM"]).start()
-    slow = ["engine.fake.docs_per_s=25", "lifecycle.grace_s=0"]
-    outcome = start(job, fails("day"), *slow, retry=ALL, stop=stop)
+    with monkeypatch.context() as patch:
+        outcome = start(job, fails("day"), "lifecycle.grace_s=0", retry=ALL, stop=stop_after_a_part(patch))
     tried = outcome.report["attempt"]["requests"]
     assert outcome.exit_status == 75
     assert 0 < tried < COUNT
