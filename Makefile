@@ -32,8 +32,9 @@ test-all: lint $(MODEL)/config.json ## lint and every test, the long ones too
 	@$(BIN)/python -m pytest -n 2 --timeout 1800
 
 N ?= 200
-SEED ?= 0
-kill: $(VENV)/.ready ## N=200 runs on the fake engine killed at random moments; SEED=0 is the first of them
+SEED := $(or $(SEED),$(shell date +%s))
+kill: $(VENV)/.ready ## N=200 runs on the fake engine killed at random moments; SEED=… repeats those it names
+	@echo "kill: seeds $(SEED) and up; make kill N=1 SEED=... repeats one"
 	@KILLS=$(N) SEED=$(SEED) $(BIN)/python -m pytest -n 2 -q tests/kill/test_kill.py -k random_moments
 
 lint: $(VENV)/.ready ## ruff and mypy

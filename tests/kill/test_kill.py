@@ -56,8 +56,9 @@ def at(module: str, names: str, nths=(1,), *, when=("before", "after")):
 WRITES = [
     f"batchgen.fsio:Path.replace@{when}={name}"
     for when in ("before", "after")
-    for name in ("run.json", "plan.json", "report.json", "report.md", "holder.json")
+    for name in ("run.json", "plan.json", "report.json", "report.md", "failed.jsonl", "holder.json")
 ]
+# Of a start that finds nothing. Here belongs every new place at which a run can be killed.
 FIRST = [
     *((point, 1) for point in WRITES),
     *at("fsio", "Path.replace sync", (3, 6, 9)),
@@ -71,6 +72,8 @@ FIRST = [
     *at("stats", "Telemetry.event", (1, 2, 9)),
     *at("stats", "Telemetry.close"),
 ]
+# Between a part and its footer.
+FOOTER = [(f"batchgen.fsio:Path.replace@{when}=.footer.json", nth) for when in ("before", "after") for nth in (1, 3)]
 # Of a start that finds parts, among them rows of documents that were edited or are gone.
 AGAIN = {
     "parquet": [
@@ -87,12 +90,14 @@ AGAIN = {
 BOTH = at("checkpoint", "_read_parts superseded settle _take_out")
 
 
-LATER = pytest.mark.long  # the second format dies at the same points of the same code
+def some(cases):
+    """Every third for every change; the others are long."""
+    return [pytest.param(*one, marks=[pytest.mark.long] if n % 3 else []) for n, one in enumerate(cases)]
 
 
 @pytest.mark.parametrize(
     ("form", "point", "nth"),
-    [pytest.param(form, *one, marks=[LATER] * (form != FORMATS[0])) for form in FORMATS for one in FIRST],
+    some([*((form, *at) for form in FORMATS for at in FIRST), *(("jsonl", *at) for at in FOOTER)]),
 )
 def test_killed_at_a_named_point(folder, form, point, nth):
     PLAIN.write(folder)
@@ -102,7 +107,7 @@ def test_killed_at_a_named_point(folder, form, point, nth):
 
 
 @pytest.mark.parametrize(
-    ("form", "point", "nth"), [(form, point, nth) for form in FORMATS for point, nth in [*AGAIN[form], *BOTH]]
+    ("form", "point", "nth"), some([(form, *at) for form in FORMATS for at in [*AGAIN[form], *BOTH]])
 )
 def test_killed_while_rows_are_loaded_replaced_and_moved(folder, form, point, nth):
     PLAIN.write(folder)
@@ -123,16 +128,15 @@ def on_signal(number: int, *, nth: int = 3) -> Cue:
     return Cue("batchgen.feed:Feed.collect@before", nth, functools.partial(signalled, number))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(
-    ("point", "nth"),
-    [
-        *at("feed", "Feed.drain Feed.close"),
-        *at("feed", "Feed.collect", (3, 4), when=("after",)),  # while it drains
-        *at("feed", "Feed.commit", (3,)),
-        *at("report", "write"),
-    ],
-)
+DRAIN = [
+    *at("feed", "Feed.drain Feed.close"),
+    *at("feed", "Feed.collect", (3, 4), when=("after",)),
+    *at("feed", "Feed.commit", (3,)),
+    *at("report", "write"),
+]
+
+
+@pytest.mark.parametrize(("form", "point", "nth"), some([(form, *at) for form in FORMATS for at in DRAIN]))
 def test_killed_while_it_drains(folder, form, point, nth):
     PLAIN.write(folder)
     kill_job(Path(), form)
@@ -155,6 +159,13 @@ def test_killed_around_the_death_of_an_engine(folder, point, nth):
     finish(folder, PLAIN, "parquet")
 
 
+@pytest.mark.parametrize("nth", range(10, 150, 28))
+def test_a_signal_while_the_job_is_checked_is_no_mistake_in_the_job(folder, nth):
+    PLAIN.write(folder)
+    kill_job(Path(), "parquet")
+    dies(folder, cues=(Cue("lines:prompts", nth, functools.partial(signalled, signal.SIGTERM)),), status=75)
+
+
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_second_signal_leaves_at_once(folder, second):
     PLAIN.write(folder)
@@ -172,13 +183,9 @@ def _later(number: int) -> None:
 
 # Random moments. A seed is one run over the changes of its inputs, disturbed at every start but the last.
 
-_FIRST_SEED, _SEEDS = int(os.environ.get("SEED") or 0), int(os.environ.get("KILLS") or 0)
-_SHORT = 25  # seeds that are no long test
-SEEDS = (
-    list(range(_FIRST_SEED, _FIRST_SEED + _SEEDS))  # `make kill`
-    if _SEEDS
-    else [pytest.param(n, marks=[pytest.mark.long] * (n >= _SHORT)) for n in range(200)]
-)
+# `make kill` says which and how many.
+_FIRST_SEED, _SEEDS = int(os.environ.get("SEED") or 0), int(os.environ.get("KILLS") or 200)
+SEEDS = some([[seed] for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS)])
 ENDS = {0, 75, KILLED, *(128 + one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))}
 LINES = {"lines": 30_000, "lines:fsio,checkpoint,jsonl,parquet,rundir,index": 4_000, "lines:fsio": 900}
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

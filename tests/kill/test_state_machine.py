@@ -208,7 +208,9 @@ class Runs(RuleBasedStateMachine):
         for row in gone:
             key = row["doc_key"]
             if key in keys:
-                assert row["content_hash"] not in held.get(key, ()) or len(held[key]) > 1, f"replaced: {row}"
+                retried = row["error_type"] == "request_failed"
+                edited = row["content_hash"] not in held.get(key, ()) or len(held[key]) > 1
+                assert retried or edited, f"replaced: {row}"
             else:
                 assert row in moved, f"lost: {row}"
         self.before = now
@@ -285,7 +287,7 @@ def test_runs_in_any_order():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_many_runs_in_any_order():
     run_state_machine_as_test(
         Runs,
