@@ -14,7 +14,16 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 
 def visible_chars(text: str) -> int:
     """Characters a reader sees: white space, control, format, unassigned and blank characters do not count."""
-    return sum(not c.isspace() and unicodedata.category(c)[0] != "C" and c not in _BLANK for c in text)
+    return sum(map(_is_visible, text))
+
+
+def is_blank(text: str) -> bool:
+    """Whether a reader sees nothing."""
+    return not any(map(_is_visible, text))
+
+
+def _is_visible(c: str) -> bool:
+    return not c.isspace() and unicodedata.category(c)[0] != "C" and c not in _BLANK
 
 
 def harmless(text: str) -> str:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from batchgen.data import Completion
-from batchgen.text import visible_chars
+from batchgen.text import is_blank
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def read(completion: Completion, *, reasoning_end: str | None) -> Answer:
             return Answer(completion, error=("reasoning_cut", f"max_tokens was reached before {reasoning_end}"))
         return Answer(completion, error=("no_answer", f"the model stopped before {reasoning_end} ({reason})"))
     summary = text.strip()
-    if not visible_chars(summary):
+    if is_blank(summary):
         return Answer(completion, error=("empty_output", f"the model answered with nothing ({reason})"))
     return Answer(completion, summary)
 

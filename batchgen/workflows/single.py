@@ -128,11 +128,13 @@ def _flags(prepared: Prepared, answer: Answer | None) -> tuple[str, ...]:
     if answer is not None and answer.summary is not None:
         if answer.cut:
             flags.append(SUMMARY_CUT)
-        if _plain(prepared.document.text).startswith(_plain(answer.summary)):
+        if _is_copied(answer.summary, prepared.document.text):
             flags.append(COPIED)
     return tuple(flags)
 
 
-def _plain(text: str) -> str:
-    """For comparing: white space of any kind and length is one space."""
-    return " ".join(text.split())
+def _is_copied(summary: str, text: str) -> bool:
+    """Whether the text begins with the summary; white space of any kind and length is one space."""
+    words = summary.split()
+    # The last word may be cut in the middle: a word more than the summary has decides.
+    return " ".join(text.split(maxsplit=len(words))[: len(words)]).startswith(" ".join(words))
