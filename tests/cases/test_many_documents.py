@@ -32,7 +32,7 @@ def poll(self, original=FakeEngine.poll):
 
 def commit(self, original=Committer.commit):
     rows = original(self)
-    durable.append((sum(one.rows for one in self._passes.values()), self.rows))
+    durable.append((sum(one.rows.rows for one in self._passes.values()), self.rows))
     return rows
 
 FakeEngine.submit, FakeEngine.poll, Committer.commit = submit, poll, commit
