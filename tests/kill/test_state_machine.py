@@ -291,11 +291,5 @@ def test_runs_in_any_order():
 @pytest.mark.timeout(3600)
 def test_many_runs_in_any_order():
     run_state_machine_as_test(
-        Runs,
-        settings=settings(
-            FIXED,
-            max_examples=400,
-            stateful_step_count=25,
-            derandomize=False,
-        ),
+        Runs, settings=settings(FIXED, max_examples=100, stateful_step_count=25, derandomize=False)
     )
