@@ -278,7 +278,7 @@ class Runs(RuleBasedStateMachine):
 
 
 FIXED = settings(
-    max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, database=None, print_blob=True,
+    max_examples=30, stateful_step_count=12, deadline=None, derandomize=True, database=None, print_blob=True,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 
