@@ -282,11 +282,12 @@ class Runs(RuleBasedStateMachine):
 
 
 FIXED = settings(
-    max_examples=30, stateful_step_count=12, deadline=None, derandomize=True, database=None, print_blob=True,
+    max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, database=None, print_blob=True,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 
 
+@pytest.mark.timeout(300)
 def test_runs_in_any_order():
     run_state_machine_as_test(Runs, settings=FIXED)
 
