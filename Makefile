@@ -25,11 +25,11 @@ demo: $(VENV)/.ready $(MODEL)/config.json ## summarize the sample documents on t
 
 test: lint $(MODEL)/config.json ## lint and every test but the long ones
 	@echo "test: all but the long ones, some minutes: real engines start in them"
-	@$(BIN)/python -m pytest -n 2 -m "not long"
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long"
 
 test-all: lint $(MODEL)/config.json ## lint and every test, the long ones too
 	@echo "test-all: every test, this takes long"
-	@$(BIN)/python -m pytest -n 2 --timeout 1800
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 1800
 
 N ?= 200
 SEED := $(or $(SEED),$(shell date +%s))

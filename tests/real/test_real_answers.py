@@ -19,6 +19,7 @@ def found(out):
     return {row["id"].split(" ")[0]: row for row in rows(out) if row["id"]}
 
 
+@pytest.mark.long
 def test_hostile_documents_are_summarized_like_others(tmp_path, out, model_folder):
     assert run_to_end(job(tmp_path, model_folder, sampling={"max_tokens": 12})) == 0
     assert {name for name, row in found(out).items() if row["status"] == "ok"} == {*SENT, "big"}

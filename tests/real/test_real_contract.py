@@ -1,9 +1,7 @@
 """The engine contract on real vLLM, both feeds: the tests of tests/contract/test_engines.py with other fixtures."""
 
-import os
-
+import psutil
 import pytest
-from helpers_real import engine_processes
 from test_engines import (  # noqa: F401  collected here once more
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
@@ -25,7 +23,13 @@ from batchgen.data import Request
 from batchgen.engines.vllm import GenerateEngine, VllmEngine
 
 # vLLM and what it imports warn a lot; that is not for our tests to judge.
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
+# One group: all tests of a feed share an engine, so they run in one process.
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.xdist_group("engine-contract"),
+]
 
 
 @pytest.fixture(scope="module", params=[VllmEngine, GenerateEngine], ids=["rolling", "generate"])
@@ -44,7 +48,7 @@ def shared_engine(request, model_folder, tmp_path_factory):
     yield engine
     engine.close()
     engine.close()
-    assert not engine_processes(os.getpgid(0))
+    assert not [one for one in psutil.Process().children(recursive=True) if "VLLM::" in " ".join(one.cmdline())]
 
 
 @pytest.fixture

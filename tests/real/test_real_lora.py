@@ -49,6 +49,7 @@ def test_every_request_uses_the_adapter(tmp_path, model_folder, feed):
     assert not engine_processes(os.getpgid(0))
 
 
+@pytest.mark.long
 def test_a_run_on_a_model_and_an_adapter_of_the_local_cache_needs_no_network(tmp_path, out, model_folder, monkeypatch):
     """The Hub's cache as a login node leaves it, without a network."""
     write_random_adapter(tmp_path / "adapter", model_folder)

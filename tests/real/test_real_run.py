@@ -1,13 +1,10 @@
 """Real vLLM, real weights, a real kill."""
 
 import json
-import os
-import signal
 import time
-from pathlib import Path
 
 import pytest
-from helpers_real import engine_processes, kill_group, real_engine, run_to_end, started, wait_for
+from helpers_real import kill_group, real_engine, run_to_end, started, wait_for
 from helpers_run import by_id, record, rows, start, write_job, write_jsonl
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -43,25 +40,3 @@ def test_killed_in_the_middle_and_given_again(tmp_path, out, model_folder):
     begin = time.monotonic()
     assert start(job).report["attempt"]["requests"] == 0
     assert time.monotonic() - begin < 2
-
-
-def test_a_killed_engine_core_ends_with_69_and_keeps_what_finished(tmp_path, out, model_folder):
-    write_jsonl(tmp_path / "a.jsonl", map(record, range(DOCUMENTS)))
-    job = write_job(
-        tmp_path,
-        [tmp_path / "a.jsonl"],
-        engine=real_engine(model_folder, max_num_seqs=2),
-        checkpoint={"rows": 2},
-        sampling={"max_tokens": 48},
-    )
-    with started(job) as child:
-        wait_for(lambda: any(out.glob("summaries/part-*")), timeout=400, child=child)
-        (core,) = (
-            pid for pid in engine_processes(child.pid) if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
-        os.kill(core, signal.SIGKILL)
-        assert child.wait(60) == 69
-        assert not engine_processes(child.pid)
-    kept = rows(out)
-    assert 2 <= len(kept) < DOCUMENTS
-    assert "the engine died" in Path(f"{job}.err").read_text()

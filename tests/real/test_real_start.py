@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(500)]
 SMALL = 8 << 20  # bytes of KV cache: some hundred tokens of the demo model
 
 
+@pytest.mark.long
 def test_a_small_cache_is_told_and_adapted_to(tmp_path, out, model_folder, monkeypatch):
     inputs = [write_jsonl(tmp_path / "a.jsonl", [record(n) for n in range(6)])]
     engine = real_engine(model_folder, max_model_len=1024, kv_cache_memory_bytes=SMALL)
