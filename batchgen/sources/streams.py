@@ -125,8 +125,8 @@ def position(stream: Stream) -> int:
 
 
 def _packing(head: bytes) -> str | None:
-    """What the first bytes of a file say; a file that is cut within them is packed as well, one byte is only text."""
-    return next((kind for magic, kind in _MAGIC.items() if head[1:] and magic[: len(head)] == head[: len(magic)]), None)
+    """What the first bytes of a file say; a file that is cut within them is taken for text."""
+    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def read_line(stream: Stream) -> bytes | LongLine:
