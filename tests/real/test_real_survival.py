@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -47,10 +47,17 @@ class Run:
     def processes(self) -> list[psutil.Process]:
         """Those of the engine."""
         found = psutil.Process(self.child.pid).children(recursive=True)
-        return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
+        return [one for one in found if command(one) and "resource_tracker" not in command(one)]
 
     def core(self) -> psutil.Process:
-        return next(one for one in self.processes() if "EngineCore" in " ".join(one.cmdline()))
+        return next(one for one in self.processes() if "EngineCore" in command(one))
+
+
+def command(process: psutil.Process) -> str:
+    """Its command line; nothing where it has just ended."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 @contextmanager
@@ -67,7 +74,7 @@ def running(job: Path, out: Path):
 def left(processes: list[psutil.Process], *, within_s: float) -> list[str]:
     """Those that still live after so many seconds."""
     _, alive = psutil.wait_procs(processes, timeout=within_s)
-    return [one.name() for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return [command(one) for one in alive if command(one)]
 
 
 def ends_interrupted(run: Run, out: Path, before: int) -> None:
