@@ -216,8 +216,8 @@ FAULTS = {
         (), ["libnuma1"], "other",
     ),
     "disk": (
-        "OSError: [Errno 28] No space left on device: '/root/.cache/vllm/x'",
-        (), ["make room", "HF_HOME", "full at /root/.cache/vllm/x"], "other",
+        "OSError: [Errno 28] No space left on device: '/data/cache/vllm/x'",
+        (), ["make room", "HF_HOME", "full at /data/cache/vllm/x"], "other",
     ),
     "quota": (
         "OSError: [Errno 122] Disk quota exceeded",
