@@ -17,7 +17,7 @@ LAYERS = [
     {"executors"},
     {"pipeline"},
     {"PARTS"},
-    {"config", "yaml_lines", "fsio"},
+    {"config", "values", "yaml_lines", "fsio"},
     {"data", "errors"},
 ]
 # The seams: what each may use of the project besides itself.
@@ -25,14 +25,14 @@ SEAMS = {
     "sources": {"config", "data", "errors", "text"},
     "sinks": {"data", "errors", "fsio"},
     "workflows": {"data", "errors", "text"},
-    "engines": {"adapter", "config", "data", "errors", "fsio", "model", "tokenizer"},
+    "engines": {"adapter", "config", "data", "errors", "fsio", "model", "tokenizer", "values"},
     "prompts": {"config", "data", "errors", "text", "tokenizer"},
     "tokenizer": {"errors", "plain_text"},
     "plain_text": set(),
     "model": {"errors", "hub"},
     "adapter": {"errors", "hub"},
     "hub": {"errors"},
-    "config": {"errors", "yaml_lines"},
+    "config": {"errors", "values", "yaml_lines"},
 }
 # Outside packages that one kind of module alone imports.
 ONLY_IN = {

@@ -6,7 +6,8 @@ import pytest
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from batchgen import schema
-from batchgen.config import Float, Int, Section
+from batchgen.config import Section
+from batchgen.values import Float, Int
 
 
 class Files(Section):

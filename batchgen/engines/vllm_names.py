@@ -8,8 +8,9 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from batchgen.config import JobFile, nearest, refuse, wanted
+from batchgen.config import JobFile, nearest, refuse
 from batchgen.errors import ConfigError
+from batchgen.values import wanted
 
 INSTALL = (
     "vLLM is not installed: pip install 'batchgen[vllm]' for NVIDIA GPUs, or 'batchgen[cpu]' for a CPU (README.md, "
