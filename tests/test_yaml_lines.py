@@ -16,8 +16,12 @@ ONE_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True).filter(
     lambda name: name not in {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 )
+# PyYAML writes 0E0 without quotes: a text to YAML 1.1, a number to 1.2.
+TEXTS = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=8).filter(
+    lambda one: not one[:1] or one[0] not in "+-.0123456789"
+)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["C", "Z"]), max_size=8),
+    st.none() | st.booleans() | st.integers() | TEXTS,
     lambda below: st.lists(below, max_size=3) | st.dictionaries(NAMES, below, max_size=3),
     max_leaves=12,
 )
