@@ -11,8 +11,9 @@ from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from batchgen.config import Job, Origin
+from batchgen.config import Job
 from batchgen.errors import ConfigError
+from batchgen.jobfile import Origin
 from batchgen.model import Model
 from batchgen.tokenizer import NO_CHAT_TEMPLATE
 

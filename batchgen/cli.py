@@ -86,14 +86,14 @@ def run(
     as_json: bool,
 ) -> int:
     """Summarize what is not summarized yet."""
-    from batchgen import config
+    from batchgen import jobfile
     from batchgen.executors import local
 
     stop = _stop()
     if deadline is not None:
         stop.set_deadline(deadline)
     options = local.Options(limit=limit, fresh=fresh, on_change=on_change)
-    return _told(local.run(config.load(job, sets), options, stop), as_json=as_json)
+    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
 
 
 @cli.command(name="retry-failed")
@@ -129,14 +129,14 @@ def retry_failed(
 
     New and edited documents are left for `run`.
     """
-    from batchgen import config
+    from batchgen import jobfile
     from batchgen.executors import local
 
     stop = _stop()
     if deadline is not None:
         stop.set_deadline(deadline)
     options = local.Options(on_change=on_change, retry=frozenset(types))
-    return _told(local.run(config.load(job, sets), options, stop), as_json=as_json)
+    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
 
 
 @cli.command()

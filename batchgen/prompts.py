@@ -18,10 +18,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import StrictUndefined, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-from batchgen.config import OWN_NAMES, Job, Origin, nearest
+from batchgen.config import OWN_NAMES, Job
 from batchgen.data import DOCUMENT_TRUNCATED, Document, Prepared
 from batchgen.errors import ConfigError
-from batchgen.text import visible_chars
+from batchgen.jobfile import Origin
+from batchgen.text import nearest, visible_chars
 from batchgen.tokenizer import Tokenizer
 
 log = logging.getLogger("batchgen")

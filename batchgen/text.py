@@ -1,7 +1,9 @@
 """What of a text a reader sees, and how text that others wrote is shown."""
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
 
 # Control characters but tab and line end, line and paragraph separators, marks that turn the direction of what
 # follows, and lone surrogates: a terminal obeys them or cannot write them.
@@ -37,3 +39,9 @@ def harmless(text: str) -> str:
 def one_line(text: str) -> str:
     """The same on one line: a name with a line end in it could otherwise forge a line of a log."""
     return harmless(text).replace("\n", "\\n")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -15,7 +15,7 @@ import time
 from itertools import cycle, islice
 from pathlib import Path
 
-from batchgen import config, plan
+from batchgen import config, jobfile, plan
 from batchgen.data import Request, Split
 from batchgen.engines import settings
 from batchgen.engines.vllm import VllmEngine
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--set", action="append", default=[], dest="sets")
     given = parser.parse_args()
-    checked = check(config.load(given.job, given.sets))
+    checked = check(jobfile.load(given.job, given.sets))
     args = checked.job.engine.args | settings.chosen(checked.job, checked.model)
     sampling = config.Sampling(temperature=0, max_tokens=given.tokens, ignore_eos=True)
     ids = prompts(checked, given.documents)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.config import Job, JobFile, load
+from batchgen.config import Job
 from batchgen.data import Document, Prepared
+from batchgen.jobfile import JobFile, load
 
 MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m-instruct"
 

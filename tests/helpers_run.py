@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import yaml
 
-from batchgen import config
+from batchgen import jobfile
 from batchgen.checkpoint import Committer
 from batchgen.data import Request
 from batchgen.engines.fake import FakeEngine
@@ -49,7 +49,7 @@ def write_job(folder: Path, inputs, **sections) -> Path:
 
 def start(job: Path, *sets, stop=None, **options) -> Outcome:
     """One start of the job in this process. Raises BatchgenError where it cannot begin."""
-    return run(config.load(job, sets), Options(**options), stop or Stop())
+    return run(jobfile.load(job, sets), Options(**options), stop or Stop())
 
 
 def watch_requests(monkeypatch) -> list[Request]:

@@ -8,10 +8,12 @@ from helpers_config import FULL, line_of, load_text, write
 from pydantic import BaseModel, Field
 from pydantic_core import PydanticUndefined
 
-from batchgen import config
-from batchgen.config import COLUMNS, Job, Origin, load, nearest
+from batchgen import config, jobfile
+from batchgen.config import COLUMNS, Job
 from batchgen.errors import ConfigError
+from batchgen.jobfile import Origin, load
 from batchgen.sinks import columns
+from batchgen.text import nearest
 
 TOP = Path(__file__).parent.parent
 
@@ -389,10 +391,10 @@ class Whole(config.Section):
 
 
 def test_known_keys_are_those_of_all_sections_that_may_stand_there(monkeypatch):
-    monkeypatch.setattr(config, "Job", Whole)
-    assert config._known_keys(()) == ["parts", "part"]
-    assert config._known_keys(("parts", 0)) == ["one", "other"]
-    assert config._known_keys(("part",)) == ["other"]
+    monkeypatch.setattr(jobfile, "Job", Whole)
+    assert jobfile._known_keys(()) == ["parts", "part"]
+    assert jobfile._known_keys(("parts", 0)) == ["one", "other"]
+    assert jobfile._known_keys(("part",)) == ["other"]
 
 
 # --set
@@ -523,7 +525,7 @@ def test_faults_sort_by_their_lines_and_those_of_a_set_are_the_last():
     origin = Origin(Path("a.yaml"), {("engine",): 3, ("engine", "feed"): 5, ("sampling",): 0})
     ats = [("sampling", "n"), ("engine", "feed"), ("engine", "args", "x"), ("output",)]
     with pytest.raises(ConfigError) as caught:
-        config.refuse([origin.fault(at, "wrong") for at in ats])
+        jobfile.refuse([origin.fault(at, "wrong") for at in ats])
     assert str(caught.value).splitlines() == [
         "a.yaml: output: wrong",
         "a.yaml, line 3: engine.args.x: wrong",
@@ -533,7 +535,7 @@ def test_faults_sort_by_their_lines_and_those_of_a_set_are_the_last():
 
 
 def test_without_faults_nothing_is_refused():
-    config.refuse([])
+    jobfile.refuse([])
 
 
 def test_nearest_says_nothing_where_nothing_is_near():

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers_run import record, rows, start, write_job, write_jsonl
 
-from batchgen import config, data, errors, schema
+from batchgen import data, errors, jobfile, schema
 from batchgen.cli import cli
 from batchgen.config import COLUMNS, Job
 from batchgen.retry import OF_RECORDS, OF_SETTINGS
@@ -128,7 +128,7 @@ def test_every_key_has_a_meaning(model):
 def test_the_smallest_job_of_the_page_is_one(tmp_path):
     text = re.search(r"```yaml\n(.*?)```", (DOCS / "job.md").read_text(encoding="utf-8"), flags=re.DOTALL)[1]
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
-    job = config.load(tmp_path / "job.yaml").job
+    job = jobfile.load(tmp_path / "job.yaml").job
     assert job.model_fields_set == {name for name, field in Job.model_fields.items() if field.is_required()} | {
         "engine"
     }

@@ -21,7 +21,7 @@ from helpers_lora import write_adapter
 from helpers_run import record, rows, start, write_job, write_jsonl
 from helpers_tokenizers import model
 
-from batchgen import config, schema
+from batchgen import config, jobfile, schema
 from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError, InputError, Interrupted
 from batchgen.executors import checking
 from batchgen.lifecycle import Stop
@@ -115,7 +115,7 @@ class Bench:
         return Done(folder, error, status, time.monotonic() - began)
 
     def check(self, *sets) -> checking.Checked:
-        return checking.check(config.load(self.job, sets))
+        return checking.check(jobfile.load(self.job, sets))
 
 
 @pytest.fixture

@@ -267,7 +267,7 @@ def test_a_finished_run_with_failed_documents_imports_nothing_heavy(tmp_path, ou
     code = (
         "import sys; from batchgen import cli; from batchgen.executors import local; from batchgen import config;"
         "from batchgen.lifecycle import Stop; from pathlib import Path;"
-        f"found = local.run(config.load(Path({str(job)!r})), local.Options(), Stop());"
+        f"found = local.run(jobfile.load(Path({str(job)!r})), local.Options(), Stop());"
         "assert found.exit_status == 3; print(sorted({'datasets', 'torch', 'vllm', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ LAYERS = [
     {"executors"},
     {"pipeline"},
     {"PARTS"},
-    {"config", "values", "yaml_lines", "fsio"},
+    {"config", "jobfile", "values", "yaml_lines", "fsio", "text"},
     {"data", "errors"},
 ]
 # The seams: what each may use of the project besides itself.
@@ -25,14 +25,15 @@ SEAMS = {
     "sources": {"config", "data", "errors", "text"},
     "sinks": {"data", "errors", "fsio"},
     "workflows": {"data", "errors", "text"},
-    "engines": {"adapter", "config", "data", "errors", "fsio", "model", "tokenizer", "values"},
-    "prompts": {"config", "data", "errors", "text", "tokenizer"},
+    "engines": {"adapter", "config", "jobfile", "data", "errors", "fsio", "model", "text", "tokenizer", "values"},
+    "prompts": {"config", "jobfile", "data", "errors", "text", "tokenizer"},
     "tokenizer": {"errors", "plain_text"},
     "plain_text": set(),
     "model": {"errors", "hub"},
     "adapter": {"errors", "hub"},
     "hub": {"errors"},
-    "config": {"errors", "values", "yaml_lines"},
+    "config": {"errors", "values"},
+    "jobfile": {"config", "errors", "text", "yaml_lines"},
 }
 # Outside packages that one kind of module alone imports.
 ONLY_IN = {

@@ -10,7 +10,7 @@ import pytest
 from helpers_lora import write_adapter
 from helpers_run import SENTENCE, command, rows, start, write_jsonl
 
-from batchgen import config
+from batchgen import config, jobfile
 from batchgen.engines import vllm_names
 from batchgen.errors import ConfigError
 from batchgen.executors.checking import check
@@ -51,7 +51,7 @@ def test_the_examples_are_there_and_the_readme_names_them():
 
 @names
 def test_a_job_loads_and_its_names_are_known(path):
-    file = config.load(path)
+    file = jobfile.load(path)
     check_templates(file.job, file.origin)
     vllm_names.check(file)
     assert file.job.name == path.stem
@@ -61,7 +61,7 @@ def test_a_job_loads_and_its_names_are_known(path):
 
 @names
 def test_a_job_runs_to_its_end_on_the_fake_engine(path, tmp_path):
-    job = config.load(path).job
+    job = jobfile.load(path).job
     sets = [*documents(tmp_path, job, 5), "engine.backend=fake", "engine.args.model=null"]
     if job.engine.adapter is not None:
         sets.append(f"engine.adapter={write_adapter(tmp_path / 'adapter')}")
@@ -75,7 +75,7 @@ def test_a_job_whose_model_is_not_there_says_so_and_no_more(path, tmp_path):
     env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     env = {name: value for name, value in env.items() if name != "HF_HUB_CACHE"}
     done = command("validate", path, env=env)
-    model = config.load(path).job.engine.args["model"]
+    model = jobfile.load(path).job.engine.args["model"]
     assert (done.returncode, done.stderr) == (78, "")
     (line,) = [line for line in done.stdout.partition("faults:")[2].splitlines() if "engine.args.model: " in line]
     assert f"engine.args.model: {model}: no such folder (working directory {Path.cwd()}), nothing in the local" in line
@@ -83,7 +83,7 @@ def test_a_job_whose_model_is_not_there_says_so_and_no_more(path, tmp_path):
 
 
 def test_the_adapter_of_the_example_is_told_when_it_is_not_there(tmp_path):
-    file = config.load(TOP / "jobs" / "lora.yaml", ["engine.backend=fake", "engine.args.model=null"])
+    file = jobfile.load(TOP / "jobs" / "lora.yaml", ["engine.backend=fake", "engine.args.model=null"])
     with pytest.raises(ConfigError, match=r"^engine\.adapter: adapters/\S+: no such folder"):
         check(file)
 
@@ -109,7 +109,7 @@ for name, args, sampling in json.load(sys.stdin):
 @pytest.mark.timeout(300)
 def test_vllm_takes_the_values():
     """By vLLM's own reading of a command line, which knows types and choices; no engine starts."""
-    jobs = [config.load(path).job for path in JOBS]
+    jobs = [jobfile.load(path).job for path in JOBS]
     given = [(job.name, job.engine.args, job.sampling.model_dump()) for job in jobs]
     given += [("1", {"max_num_seqs": "many"}, {}), ("2", {"quantization": "fp9"}, {}), ("3", {}, {"top_p": 7})]
     done = subprocess.run(

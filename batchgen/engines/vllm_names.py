@@ -8,8 +8,9 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from batchgen.config import JobFile, nearest, refuse
 from batchgen.errors import ConfigError
+from batchgen.jobfile import JobFile, refuse
+from batchgen.text import nearest
 from batchgen.values import wanted
 
 INSTALL = (

@@ -10,10 +10,11 @@ from batchgen import chat_template
 from batchgen.adapter import Adapter
 from batchgen.adapter import resolve as resolve_adapter
 from batchgen.chat_template import ChatTemplate
-from batchgen.config import Job, JobFile, at_once
+from batchgen.config import Job
 from batchgen.engines import settings, vllm_names
 from batchgen.errors import ConfigError
 from batchgen.fingerprint import fingerprint
+from batchgen.jobfile import JobFile, at_once
 from batchgen.model import Model, resolve
 from batchgen.prompts import check_templates
 from batchgen.rundir import RunDirectory

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchgen.config import Job, Origin
+from batchgen.config import Job
 from batchgen.data import Document
 from batchgen.errors import BatchgenError, ConfigError, InputError, LockedError, OutputError
+from batchgen.jobfile import Origin
 from batchgen.sources.base import Source
 from batchgen.yaml_lines import KeyPath
 

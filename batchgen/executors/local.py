@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from batchgen import __version__, checkpoint, duplicates, plan, sinks
-from batchgen.config import Job, JobFile
+from batchgen.config import Job
 from batchgen.engines import settings
 from batchgen.engines.base import EngineInfo
 from batchgen.errors import BatchgenError, ConfigError
@@ -15,6 +15,7 @@ from batchgen.executors.ending import Ending, Outcome
 from batchgen.executors.identity import OnChange
 from batchgen.executors.starting import Starter
 from batchgen.fingerprint import digest
+from batchgen.jobfile import JobFile
 from batchgen.lifecycle import Stop
 from batchgen.line import Line, Reading
 from batchgen.pipeline import run_pass

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from batchgen import config, duplicates, plan, sinks
-from batchgen.config import Job, JobFile, Prompt
+from batchgen import duplicates, jobfile, plan, sinks
+from batchgen.config import Job, Prompt
 from batchgen.data import DOCUMENT_TRUNCATED, Document, Split
 from batchgen.engines import settings
 from batchgen.errors import ConfigError, InputError, LockedError, OutputError
@@ -32,6 +32,7 @@ from batchgen.executors.checking import (
 )
 from batchgen.executors.findings import Finding, Findings
 from batchgen.fingerprint import differences
+from batchgen.jobfile import JobFile
 from batchgen.prompts import PromptBuilder
 from batchgen.rundir import RunDirectory
 from batchgen.sources import open_source
@@ -56,7 +57,7 @@ def validate(path: Path, sets: Sequence[str], *, quick: bool) -> tuple[dict[str,
         ("backend", "engine_args", "max_prompt_tokens", "output", "files", "rows", "rows_are_exact", "sample", "ids")
     )
     with findings.catching():
-        file = config.load(path, sets)
+        file = jobfile.load(path, sets)
         findings.origin = file.origin
         found |= _look(file, findings, quick=quick)
     return {

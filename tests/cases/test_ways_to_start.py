@@ -42,12 +42,12 @@ fake.FakeEngine.__init__ = spawning
 SCRIPT = """\
 import sys
 from pathlib import Path
-from batchgen import config
+from batchgen import config, jobfile
 from batchgen.executors.local import Options, run
 from batchgen.lifecycle import Stop
 
 if __name__ == "__main__":
-    sys.exit(run(config.load(Path("job.yaml")), Options(), Stop()).exit_status)
+    sys.exit(run(jobfile.load(Path("job.yaml")), Options(), Stop()).exit_status)
 """
 
 

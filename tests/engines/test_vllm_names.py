@@ -304,11 +304,11 @@ def test_names_of_the_installed_vllm_come_without_importing_it(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from batchgen import config
+from batchgen import config, jobfile
 from batchgen.engines import vllm_names
-vllm_names.check(config.load(Path({str(file.origin.file)!r})))
+vllm_names.check(jobfile.load(Path({str(file.origin.file)!r})))
 try:
-    vllm_names.check(config.load(Path({str(file.origin.file)!r}), ["engine.args.max_num_seq=1"]))
+    vllm_names.check(jobfile.load(Path({str(file.origin.file)!r}), ["engine.args.max_num_seq=1"]))
 except config.ConfigError as e:
     print(e)
 print(sorted({{"vllm", "torch", "transformers"}} & set(sys.modules)))

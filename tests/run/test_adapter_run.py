@@ -7,7 +7,7 @@ import pytest
 from helpers_lora import write_adapter
 from helpers_run import command, record, rows, start, write_job, write_jsonl
 
-from batchgen import config
+from batchgen import jobfile
 from batchgen.errors import ConfigError, FingerprintError
 from batchgen.executors.checking import check
 
@@ -84,7 +84,7 @@ def test_an_adapter_of_another_model_is_a_warning(job, tmp_path, caplog, monkeyp
         model.mkdir()
         (model / "config.json").write_text('{"max_position_embeddings": 2048}')
         caplog.clear()
-        checked = check(config.load(job, [f"engine.args.model={model}", "prompt.mode=completion"]))
+        checked = check(jobfile.load(job, [f"engine.args.model={model}", "prompt.mode=completion"]))
         assert checked.adapter.rank == 8
         said = f"was made for models/smollm2-135m-instruct, engine.args.model is {model}"
         assert (said in caplog.text) is warned
