@@ -175,6 +175,11 @@ class Engine(Section):
     args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of vLLM's engine, under vLLM's own names and only those."
     )
+    profile: Literal["throughput", "balanced", "low_memory"] = Field(
+        "balanced",
+        description="Fills engine arguments that the job leaves out: `throughput` for a GPU of one's own, `low_memory` "
+        "for a small or shared one; docs/job.md has the values.",
+    )
     adapt: Bool = Field(
         False,
         description="A start that fails for lack of memory is tried again with less, in the steps of docs/job.md.",

@@ -38,6 +38,7 @@ class Feed:
         self._alone: str | None = None
         self._condemned: tuple[str, str] | None = None  # the custom_id of one that died alone, and of what
         self._probe: str | None = None
+        self._found: int | None = None  # documents of this pass, once the reader has them all
         self._deaths = 0  # since the last finished request
 
     @property
@@ -50,6 +51,7 @@ class Feed:
         if self._condemned:
             self._ask_for_a_token(self._condemned[0])
             return
+        self._found = ahead.found
         while self._again and self._has_room:
             self._submit([self._line.workflow.again(self._again.popleft())])
         while not ahead.ended and self._has_room:
@@ -114,7 +116,7 @@ class Feed:
         # An engine's start has nothing of ours half done: a signal ends it at once.
         with self._line.stop.raising():
             time.sleep(_PAUSES_S[min(self._deaths, len(_PAUSES_S) - 1)])
-            self._engine = engine = self._line.engine()
+            self._engine = engine = self._line.engine(self._found)
         self._line.watchdog.watch(engine)
         self._line.stats.engine_started(time.monotonic() - begin)
         self._line.telemetry.event("engine", **dataclasses.asdict(engine.info))

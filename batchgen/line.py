@@ -34,6 +34,7 @@ class Reading:
 class Line:
     """What one pass works with; `prompts` and `engine` are made when the first document needs them.
 
+    engine: takes how many documents there are for it, None where there may be more than the reader counted.
     documents: gives those to do, in the reader's thread.
     """
 
@@ -42,7 +43,7 @@ class Line:
     whole: Mapping[str, Tally]
     index: DoneIndex
     prompts: Callable[[], PromptBuilder]
-    engine: Callable[[], Engine]
+    engine: Callable[[int | None], Engine]
     workflow: Workflow
     committer: Committer
     strikes: Strikes

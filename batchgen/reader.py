@@ -1,6 +1,7 @@
 """The reader's side of the loop: documents that are not done yet, as token ids, a bounded way ahead of the engine."""
 
 import dataclasses
+import itertools
 import queue
 import threading
 from array import array
@@ -18,6 +19,8 @@ from batchgen.sources.base import place_key
 _BATCH = 64  # documents encoded in one call
 _BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
 _BATCHES_AHEAD = 16
+_COUNTED = 257  # documents that are read before the first is encoded: with fewer, the engine starts as for a few
+_COUNTED_CHARS = 16 << 20  # or fewer
 _KEPT_CHARS = 32  # of a document's text a token of its summary: enough to see that one is copied from its beginning
 _JOIN_S = 2.0
 
@@ -82,6 +85,7 @@ class ReadAhead:
         self._batch: list[Prepared] = []
         self._thread = threading.Thread(target=self._run, args=(line, reading), name="read-ahead", daemon=True)
         self.ended = False
+        self.found: int | None = None  # all documents there are for the engine, where they are few; known by the first
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -96,7 +100,7 @@ class ReadAhead:
         try:
             prompts: PromptBuilder | None = None
             keep_chars = _KEPT_CHARS * (line.job.answers.retry_max_tokens or line.job.sampling.max_tokens)
-            for documents in batched(line.documents(line, reading)):
+            for documents in batched(self._count(line.documents(line, reading))):
                 prompts = prompts or line.prompts()
                 inputs = [line.committer.files[document.source].input for document in documents]
                 prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
@@ -105,6 +109,19 @@ class ReadAhead:
             self._put(None)
         except BaseException as e:  # noqa: BLE001  raised again where the loop takes it
             self._put(e)
+
+    def _count(self, documents: Iterator[Document]) -> Iterator[Document]:
+        """The same documents, after the first of them were counted."""
+        first: list[Document] = []
+        chars = 0
+        for document in documents:
+            first.append(document)
+            chars += len(document.text)
+            if len(first) >= _COUNTED or chars >= _COUNTED_CHARS:
+                break
+        else:
+            self.found = sum(one.error is None for one in first)
+        return itertools.chain(first, documents)
 
     def _put(self, item: list[Prepared] | BaseException | None) -> bool:
         while not self._left.is_set():

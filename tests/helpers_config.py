@@ -44,6 +44,7 @@ engine:
   stall_s: 30.5
   args:
     max_model_len: 512
+  profile: low_memory
   adapt: true
   adapter: adapters/letters
   fake:

@@ -305,6 +305,13 @@ def _(bench):
     assert set(map(tuple, bench.run().column("flags"))) == {()}
 
 
+@effect("engine.profile")
+def _(bench):
+    assert "max_num_batched_tokens" not in bench.run().report["engine"]["args"]
+    found = bench.run("engine.profile=low_memory")
+    assert found.report["engine"]["args"]["max_num_batched_tokens"] == 2048
+
+
 @effect("engine.adapter")
 def _(bench):
     adapter = f"engine.adapter={write_adapter(bench.folder / 'adapter')}"

