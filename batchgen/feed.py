@@ -51,7 +51,6 @@ class Feed:
         if self._condemned:
             self._ask_for_a_token(self._condemned[0])
             return
-        self._found = ahead.found
         while self._again and self._has_room:
             self._submit([self._line.workflow.again(self._again.popleft())])
         while not ahead.ended and self._has_room:
@@ -61,6 +60,7 @@ class Feed:
             if self._engine is not None:
                 self._line.stats.counts.starved_s += time.monotonic() - begin
             if prepared is not None:
+                self._found = ahead.found
                 self._admit(prepared)
             if self._line.committer.due:
                 self.commit()

@@ -4,11 +4,13 @@ import dataclasses
 import itertools
 import queue
 import threading
+import time
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Self
 
 from batchgen.data import Document, Prepared, Split
+from batchgen.engines.settings import FEW_DOCUMENTS
 from batchgen.errors import InputError
 from batchgen.index import Visit
 from batchgen.line import Line, Reading
@@ -19,8 +21,11 @@ from batchgen.sources.base import place_key
 _BATCH = 64  # documents encoded in one call
 _BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
 _BATCHES_AHEAD = 16
-_COUNTED = 257  # documents that are read before the first is encoded: with fewer, the engine starts as for a few
-_COUNTED_CHARS = 16 << 20  # or fewer
+# So many documents are read before the first is encoded: an engine for fewer starts in less time. What is found slowly,
+# or is of megabytes, is not waited for.
+_COUNTED = FEW_DOCUMENTS + 1
+_COUNTED_CHARS = 16 << 20
+_COUNTED_S = 1.0
 _KEPT_CHARS = 32  # of a document's text a token of its summary: enough to see that one is copied from its beginning
 _JOIN_S = 2.0
 
@@ -113,11 +118,12 @@ class ReadAhead:
     def _count(self, documents: Iterator[Document]) -> Iterator[Document]:
         """The same documents, after the first of them were counted."""
         first: list[Document] = []
-        chars = 0
+        chars, begin = 0, 0.0
         for document in documents:
             first.append(document)
             chars += len(document.text)
-            if len(first) >= _COUNTED or chars >= _COUNTED_CHARS:
+            begin = begin or time.monotonic()
+            if len(first) >= _COUNTED or chars >= _COUNTED_CHARS or time.monotonic() - begin > _COUNTED_S:
                 break
         else:
             self.found = sum(one.error is None for one in first)

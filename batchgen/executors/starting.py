@@ -74,7 +74,7 @@ class Starter:
         usual, chosen = (settings.chosen(self.job, model, adapter, documents=n) for n in (None, self.at_most))
         if special := {name: value for name, value in chosen.items() if usual.get(name) != value}:
             log.info(
-                "at most %s documents are left: the engine starts with %s, since it would not pay to prepare it for more",
+                "at most %s documents are left: the engine starts with %s: to prepare it for more would not pay",
                 self.at_most,
                 ", ".join(f"{name} {str(value).lower()}" for name, value in special.items()),
             )

@@ -9,7 +9,9 @@ from helpers_config import job, real_tokenizer
 
 from batchgen.adapter import Adapter
 from batchgen.engines import settings, vllm_names
+from batchgen.engines.profiles import PROFILES
 from batchgen.errors import ConfigError
+from batchgen.fingerprint import _SPEED_ONLY
 from batchgen.model import Model
 from batchgen.tokenizer import BytesTokenizer
 
@@ -86,6 +88,66 @@ def test_a_model_of_the_hub_is_pinned_to_its_commit(monkeypatch, model):
     pinned = Model("org/m", model.folder, "0123abcd")
     assert settings.chosen(with_args(), pinned) == {"max_model_len": 8192, "revision": "0123abcd"}
     assert settings.chosen(with_args(revision="main"), pinned) == {"max_model_len": 8192}
+
+
+def test_a_profile_fills_what_the_job_leaves_out(monkeypatch, model):
+    def profiled(profile, **args):
+        return settings.chosen(
+            job(engine={"backend": "vllm", "profile": profile, "args": {"model": "m"} | args}), model
+        )
+
+    on(monkeypatch, CUDA)
+    assert profiled("balanced") == {"max_model_len": 8192}
+    assert profiled("throughput") == {"max_model_len": 8192} | PROFILES["throughput"].gpu
+    own = profiled("low_memory", max_num_seqs=9, enforce_eager=False)
+    assert own == {"max_model_len": 8192, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.7}
+    assert "max_num_batched_tokens" not in profiled("low_memory", enable_chunked_prefill=False)
+    on(monkeypatch, CPU)
+    assert profiled("low_memory")["kv_cache_memory_bytes"] == GIB // 2
+    assert profiled("throughput") == profiled("balanced")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
+    assert "kv_cache_memory_bytes" not in profiled("low_memory")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_no_profile_sets_what_changes_texts(profile):
+    for names in (PROFILES[profile].gpu, PROFILES[profile].cpu):
+        assert set(names) <= _SPEED_ONLY
+
+
+FEW = {"enforce_eager": True, "max_num_seqs": 7}
+
+
+@pytest.mark.parametrize(
+    ("documents", "args", "more", "added"),
+    [
+        (7, {}, {}, FEW),
+        (256, {}, {}, {"enforce_eager": True, "max_num_seqs": 256}),
+        (257, {}, {}, {}),
+        (None, {}, {}, {}),
+        (7, {"max_num_seqs": 64}, {}, {"enforce_eager": True}),
+        (7, {"max_num_batched_tokens": 5}, {}, {"enforce_eager": True, "max_num_seqs": 5}),
+        # Who wants graphs gets them, with vLLM's own max_num_seqs: another one would have them compiled anew.
+        (7, {"enforce_eager": False}, {}, {}),
+        (7, {"compilation_config": {"mode": 3}}, {}, {}),
+        (7, {"enforce_eager": True}, {}, {"max_num_seqs": 7}),
+        # Long answers take many steps, however few they are.
+        (7, {}, {"sampling": {"max_tokens": 1024}}, FEW),
+        (7, {}, {"sampling": {"max_tokens": 1025}}, {}),
+        (7, {}, {"answers": {"retry_max_tokens": 4096}}, {}),
+    ],
+)
+def test_a_start_with_little_to_do_compiles_nothing(monkeypatch, model, documents, args, more, added):
+    on(monkeypatch, CUDA)
+    asked = job(engine={"backend": "vllm", "args": {"model": "m"} | args}, **more)
+    assert settings.chosen(asked, model, documents=documents) == {"max_model_len": 8192} | added
+
+
+def test_few_documents_raise_no_value_of_a_profile(monkeypatch, model):
+    on(monkeypatch, CUDA)
+    small = job(engine={"backend": "vllm", "profile": "low_memory", "args": {"model": "m"}})
+    assert settings.chosen(small, model, documents=200)["max_num_seqs"] == 64
+    assert settings.chosen(small, model, documents=20)["max_num_seqs"] == 20
 
 
 def test_the_context_is_that_of_the_job_of_the_model_or_of_the_fake_engine(model, tmp_path):

@@ -85,9 +85,9 @@ def small_vllm(tmp_path, monkeypatch):
     return folder
 
 
-def job_file(folder, args="model: m", sampling=""):
-    """FULL on vLLM, with these lines under engine.args and sampling."""
-    text = FULL.replace("backend: fake", "backend: vllm")
+def job_file(folder, args="model: m", sampling="", profile="balanced"):
+    """FULL on vLLM without a profile, with these lines under engine.args and sampling."""
+    text = FULL.replace("backend: fake", "backend: vllm").replace("profile: low_memory", f"profile: {profile}")
     text = text.replace("    max_model_len: 512\n", "".join(f"    {line}\n" for line in args.splitlines()))
     text = text.replace("sampling:\n", "sampling:\n" + "".join(f"  {line}\n" for line in sampling.splitlines()))
     return text, load_text(folder, text)
@@ -105,6 +105,15 @@ def test_names_are_the_annotated_public_fields_of_the_class(small_vllm):
         "gpu_memory_utilization", "quoted", "old_style", "older_style", "hf_token", "dtype", "served", "executor",
     ]  # fmt: skip
     assert list(vllm_names._fields("sampling_params.py", "SamplingParams")) == ["n", "top_p", "stop", "output_kind"]
+
+
+def test_an_argument_of_the_profile_that_this_vllm_lacks_is_told(small_vllm, tmp_path, monkeypatch):
+    told = refused(tmp_path, job_file(tmp_path, profile="throughput"))
+    assert told == "line 32: engine.profile: throughput sets max_num_batched_tokens, and this vLLM has no such argument"
+    arguments = small_vllm / "engine" / "arg_utils.py"
+    arguments.write_text(ARGS.replace("    quoted:", "    max_num_batched_tokens: int | None = None\n    quoted:"))
+    vllm_names._fields.cache_clear()
+    vllm_names.check(job_file(tmp_path, profile="throughput")[1])
 
 
 def test_types_are_read_where_they_are_plain_and_left_alone_where_they_are_not(small_vllm):
@@ -260,7 +269,7 @@ def test_without_vllm_the_way_to_it_is_told(monkeypatch, tmp_path):
 
 
 def test_the_fake_engine_needs_no_vllm_but_knows_its_names(monkeypatch, tmp_path, small_vllm):
-    file = load_text(tmp_path, FULL)
+    file = load_text(tmp_path, FULL.replace("profile: low_memory", "profile: balanced"))
     vllm_names.check(file)  # no model, either
     typo = load_text(tmp_path, FULL.replace("max_model_len", "max_model_length"))
     with pytest.raises(ConfigError, match="vLLM has no 'max_model_length'; did you mean 'max_model_len'"):
