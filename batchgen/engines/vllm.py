@@ -18,7 +18,7 @@ import psutil
 from batchgen.adapter import Adapter
 from batchgen.config import Sampling
 from batchgen.data import Completion, Request
-from batchgen.engines import start_faults, vllm_names, vllm_plugin
+from batchgen.engines import compile_cache, start_faults, vllm_names, vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.errors import BatchgenError, ConfigError, EngineError
 from batchgen.fsio import open_append
@@ -242,8 +242,8 @@ def _start(args: dict[str, Any], sampling: Sampling, log: Path) -> Any:
     # This process has threads (read-ahead, tokenizers): a forked child could inherit a held lock.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     log.parent.mkdir(parents=True, exist_ok=True)
-    os.environ.update(vllm_plugin.environment(log.parent))
-    with open_append(log, records=False) as stream, _standard_streams_to(stream):
+    os.environ.update(vllm_plugin.environment(log.parent) | compile_cache.environment())
+    with compile_cache.one_cold_start(args), open_append(log, records=False) as stream, _standard_streams_to(stream):
         begin = log.stat().st_size
         try:
             from vllm import LLM
