@@ -16,9 +16,9 @@ _GIB = 1 << 30
 _FAKE_MAX_MODEL_LEN = 4096
 _FAKE_MAX_NUM_SEQS = 256
 # So few documents run all at once, also with the least max_num_seqs that vLLM takes by itself: a single wave of at most
-# _FEW_STEPS steps. Without CUDA graphs a step takes 10 to 20 ms more, so the wave loses 10 to 20 s at the most and
-# 2 s with answers of 128 tokens. Graphs cost 15 s at each start, and about 100 s more at the first one on a node,
-# where they are compiled: 163 to 208 s on an H200, 51 to 66 s with warm caches.
+# _FEW_STEPS steps. Without CUDA graphs a step takes some 10 ms more (an estimate: launching the kernels of 30 layers
+# one by one), so the wave loses 10 s at the most, 1 s with answers of 128 tokens. With them, the first start on a node
+# compiles for about 100 of 163 to 208 s on an H200; with warm caches it takes 51 to 66 s and still captures them.
 FEW_DOCUMENTS = 256
 _FEW_STEPS = 1024
 
