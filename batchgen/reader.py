@@ -1,9 +1,11 @@
 """The reader's side of the loop: documents that are not done yet, as token ids, a bounded way ahead of the engine."""
 
+import contextlib
 import dataclasses
 import queue
 import threading
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Self
 
@@ -11,13 +13,14 @@ from batchgen.data import Document, Prepared, Split
 from batchgen.errors import InputError
 from batchgen.index import Visit
 from batchgen.line import Line, Reading
+from batchgen.order import WINDOW, ordered
 from batchgen.prompts import PromptBuilder
 from batchgen.sources import open_source
 from batchgen.sources.base import place_key
 
 _BATCH = 64  # documents encoded in one call
 _BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
-_BATCHES_AHEAD = 16
+_BATCHES_AHEAD = WINDOW // _BATCH  # a whole window is ready when the loop comes back
 _KEPT_CHARS = 32  # of a document's text a token of its summary: enough to see that one is copied from its beginning
 _JOIN_S = 2.0
 
@@ -74,14 +77,25 @@ def _visit(line: Line, reading: Reading, document: Document) -> Document | None:
 
 
 class ReadAhead:
-    """Reads, looks up and encodes in a thread of its own, a bounded number of batches ahead of the loop."""
+    """Reads, looks up and encodes in a thread of its own, a bounded number of batches ahead of the loop.
+
+    What is ready when the loop has taken all it had is put in order, a window at most: a slow source is never waited
+    for. Once the last document was read, all that are left are put in order as the last window.
+    """
 
     def __init__(self, line: Line, reading: Reading) -> None:
         self._queue: queue.Queue[list[Prepared] | BaseException | None] = queue.Queue(_BATCHES_AHEAD)
         self._left = threading.Event()
-        self._batch: list[Prepared] = []
+        self._read = threading.Event()  # the reader met the end
+        self._window: deque[Prepared] = deque()
+        self._failure: BaseException | None = None  # of the reader, raised behind what it read before
+        self._over = False  # nothing comes out of the queue any more
         self._thread = threading.Thread(target=self._run, args=(line, reading), name="read-ahead", daemon=True)
-        self.ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether all documents were taken."""
+        return self._over and not self._window and self._failure is None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -102,6 +116,7 @@ class ReadAhead:
                 prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
                 if not self._put([_light(one, keep_chars) for one in prepared]):
                     return
+            self._read.set()
             self._put(None)
         except BaseException as e:  # noqa: BLE001  raised again where the loop takes it
             self._put(e)
@@ -117,16 +132,27 @@ class ReadAhead:
 
     def take(self, *, wait_s: float) -> Prepared | None:
         """The next document; None where none comes within `wait_s`, or (`ended`) ever."""
-        if not self._batch and not self.ended:
-            try:
-                item = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
-            except queue.Empty:
-                return None
-            if isinstance(item, BaseException):
-                raise item
-            self.ended = item is None
-            self._batch = list(reversed(item or []))
-        return self._batch.pop() if self._batch else None
+        if not self._over and (not self._window or self._read.is_set()):
+            self._refill(wait_s)
+        if self._window:
+            return self._window.popleft()
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def _refill(self, wait_s: float) -> None:
+        """Put in order what is ready, with what the loop still has; wait where there is nothing."""
+        ready = list(self._window)
+        with contextlib.suppress(queue.Empty):
+            item = self._queue.get(timeout=wait_s) if wait_s and not ready else self._queue.get_nowait()
+            while isinstance(item, list):
+                ready += item
+                if len(ready) >= WINDOW and not self._read.is_set():
+                    break
+                item = self._queue.get_nowait()
+            else:
+                self._failure, self._over = item, True
+        self._window = deque(ordered(ready, last=self._over))
 
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -20,6 +20,7 @@ from batchgen.config import Sampling
 from batchgen.data import Completion, Request
 from batchgen.engines import start_faults, vllm_names, vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
+from batchgen.engines.vllm_text import bulk_text
 from batchgen.errors import BatchgenError, ConfigError, EngineError
 from batchgen.fsio import open_append
 
@@ -51,6 +52,8 @@ class VllmEngine:
         self._refused: list[Completion] = []
         self._sampling = sampling
         self._params: dict[int, Any] = {}
+        # LLM.generate, the baseline, decodes as it does.
+        self._text = None if self.fill_first else bulk_text(*self._as_vllm_decodes())
         self._waits_since: float | None = None
         self._killed: str | None = None
         self._closed = False
@@ -121,10 +124,16 @@ class VllmEngine:
             raise EngineError(f"vLLM does not take the adapter {adapter.name}: {why} (full log: {self._log})") from e
         return request
 
+    def _as_vllm_decodes(self) -> tuple[Any, Any]:
+        """VLLM's tokenizer, None where the engine has none, and how the job wants answers to be decoded."""
+        return self._core.output_processor.tokenizer, _sampling_params(self._sampling, self._sampling.max_tokens)
+
     def _params_of(self, request: Request) -> Any:
         params = self._params.get(request.max_tokens)
         if params is None:
             params = self._params[request.max_tokens] = _sampling_params(self._sampling, request.max_tokens)
+            if self._text is not None:
+                params.detokenize = False
         return params
 
     def submit(self, request: Request) -> None:
@@ -157,7 +166,9 @@ class VllmEngine:
                 outputs = self._core.step()
         except Exception as e:  # whatever step raises, this engine is of no more use
             raise self._died(e) from e
-        return refused + [_completion(output) for output in outputs if output.finished]
+        finished = [output for output in outputs if output.finished]
+        texts = self._text.decode(finished) if self._text else [output.outputs[0].text for output in finished]
+        return refused + [_completion(output, text) for output, text in zip(finished, texts, strict=True)]
 
     def abort(self, custom_ids: Sequence[str]) -> None:
         self._core.abort_request(list(custom_ids))
@@ -232,7 +243,7 @@ class GenerateEngine(VllmEngine):
         for request, output in zip(window, outputs, strict=True):
             if list(output.prompt_token_ids) != list(request.prompt_ids):
                 raise EngineError("LLM.generate returned its outputs in another order")
-            completions.append(_completion(output, request.custom_id))
+            completions.append(_completion(output, output.outputs[0].text, request.custom_id))
         return completions
 
 
@@ -346,12 +357,12 @@ def _sampling_params(sampling: Sampling, max_tokens: int) -> Any:
         raise ConfigError(f"vLLM refuses the job's sampling parameters: {_reason(e)}") from e
 
 
-def _completion(output: Any, custom_id: str | None = None) -> Completion:
+def _completion(output: Any, text: str, custom_id: str | None = None) -> Completion:
     answer = output.outputs[0]
     failed = answer.finish_reason in {"abort", "error"}
     return Completion(
         custom_id or output.request_id,
-        text=answer.text,
+        text=text,
         finish_reason=answer.finish_reason,
         prompt_tokens=len(output.prompt_token_ids),
         cached_tokens=output.num_cached_tokens or 0,
