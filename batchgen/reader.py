@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from batchgen.sources.base import place_key
 
 _BATCH = 64  # documents encoded in one call
 _BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
+_BATCH_S = 0.5  # a slow source does not keep a document for longer than until its next
 _BATCHES_AHEAD = WINDOW // _BATCH  # a whole window is ready when the loop comes back
 _KEPT_CHARS = 32  # of a document's text a token of its summary: enough to see that one is copied from its beginning
 _JOIN_S = 2.0
@@ -157,13 +159,13 @@ class ReadAhead:
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
-    chars = 0
+    chars, begin = 0, time.monotonic()
     for document in documents:
         batch.append(document)
         chars += len(document.text)
-        if len(batch) >= _BATCH or chars >= _BATCH_CHARS:
+        if len(batch) >= _BATCH or chars >= _BATCH_CHARS or time.monotonic() - begin >= _BATCH_S:
             yield batch
-            batch, chars = [], 0
+            batch, chars, begin = [], 0, time.monotonic()
     if batch:
         yield batch
 
