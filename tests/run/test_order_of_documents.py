@@ -1,6 +1,6 @@
 """Documents go to the engine in another order than they are read; nothing else of a run may notice."""
 
-import json
+import itertools
 
 import pytest
 from helpers_run import SENTENCE, by_id, rows, same_rows, start, watch_requests, write_job, write_jsonl
@@ -40,7 +40,7 @@ def test_documents_with_one_beginning_meet_in_the_engine_and_the_longest_go_firs
     seen = watch_requests(monkeypatch)
     assert start(job(tmp_path, 60)).exit_status == 0
     after = titles_of(seen)[1:]  # the first one started the engine
-    assert sum(a != b for a, b in zip(after, after[1:], strict=False)) == 2
+    assert sum(a != b for a, b in itertools.pairwise(after)) == 2
     lengths = [len(one.prompt_ids) for one in seen[1:]]
     for title in range(3):
         own = [length for length, found in zip(lengths, after, strict=True) if found == title]
@@ -68,7 +68,6 @@ def test_files_are_known_whole_and_counted_in_whatever_order_their_documents_end
 ):
     path = job(tmp_path, 30, 20, 10)
     start(path)
-    assert json.loads((out / "plan.json").read_text())
     opened = []
 
     def watched(job, number, source, original=reader.open_source):
