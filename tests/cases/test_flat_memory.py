@@ -9,7 +9,7 @@ from helpers_run import write_job
 from batchgen.stats import read_telemetry
 
 INDEX_BYTES = 16  # a document that is new in this pass: its key
-NOISE = 12 << 20  # what allocators keep for later: buffers of a part, of a batch, of a window
+NOISE = 8 << 20  # what allocators keep for later: buffers of a part, of a batch, of a window; 2 to 4 MiB were seen
 
 
 def samples(tmp_path, count, **fake) -> list[tuple[int, int]]:
