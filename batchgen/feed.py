@@ -40,6 +40,7 @@ class Feed:
         self._probe: str | None = None
         self._found: int | None = None  # documents of this pass, once the reader has them all
         self._deaths = 0  # since the last finished request
+        self._hungry = False  # the engine could run more than it has, and no document is ready
 
     @property
     def done(self) -> bool:
@@ -48,6 +49,7 @@ class Feed:
 
     def fill(self, ahead: ReadAhead) -> None:
         """Put documents in until the engine has what it wants, or none is ready."""
+        self._hungry = False
         if self._condemned:
             self._ask_for_a_token(self._condemned[0])
             return
@@ -59,6 +61,7 @@ class Feed:
             prepared = ahead.take(wait_s=0.2 if patient else 0.0)
             if self._engine is not None:
                 self._line.stats.counts.starved_s += time.monotonic() - begin
+            self._hungry = prepared is None and not ahead.ended and self._could_run_more
             if prepared is not None:
                 self._found = ahead.found
                 self._admit(prepared)
@@ -88,6 +91,11 @@ class Feed:
     @property
     def _has_room(self) -> bool:
         return self._engine is None or len(self._in_flight) < self._engine.limits.in_flight
+
+    @property
+    def _could_run_more(self) -> bool:
+        """Half of what an engine wants is what it runs, the other half waits inside of it."""
+        return self._engine is not None and len(self._in_flight) < self._engine.limits.in_flight // 2
 
     def _admit(self, prepared: Prepared) -> None:
         record = unsent(prepared)
@@ -126,7 +134,11 @@ class Feed:
         """Take finished requests out of the engine, and commit when it is time."""
         if self._engine is None:
             return
-        for completion in self._engine.poll():
+        begin = time.monotonic()
+        completions = self._engine.poll()
+        if self._hungry:
+            self._line.stats.counts.starved_s += time.monotonic() - begin
+        for completion in completions:
             self._in_flight.remove(completion.custom_id)
             self._deaths = 0
             self._alone = None

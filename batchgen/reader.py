@@ -1,11 +1,13 @@
 """The reader's side of the loop: documents that are not done yet, as token ids, a bounded way ahead of the engine."""
 
+import contextlib
 import dataclasses
 import itertools
 import queue
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Self
 
@@ -14,13 +16,15 @@ from batchgen.engines.settings import FEW_DOCUMENTS
 from batchgen.errors import InputError
 from batchgen.index import Visit
 from batchgen.line import Line, Reading
+from batchgen.order import WINDOW, ordered
 from batchgen.prompts import PromptBuilder
 from batchgen.sources import open_source
 from batchgen.sources.base import place_key
 
 _BATCH = 64  # documents encoded in one call
 _BATCH_CHARS = 1 << 20  # or fewer: those of megabytes go one by one
-_BATCHES_AHEAD = 16
+_BATCH_S = 0.5  # a slow source does not keep a document for longer than until its next
+_BATCHES_AHEAD = WINDOW // _BATCH  # a whole window is ready when the loop comes back
 # So many documents are read before the first is encoded: an engine for fewer starts in less time. What is found slowly,
 # or is of megabytes, is not waited for.
 _COUNTED = FEW_DOCUMENTS + 1
@@ -82,15 +86,26 @@ def _visit(line: Line, reading: Reading, document: Document) -> Document | None:
 
 
 class ReadAhead:
-    """Reads, looks up and encodes in a thread of its own, a bounded number of batches ahead of the loop."""
+    """Reads, looks up and encodes in a thread of its own, a bounded number of batches ahead of the loop.
+
+    What is ready when the loop has taken all it had is put in order, a window at most: a slow source is never waited
+    for. Once the last document was read, all that are left are put in order as the last window.
+    """
 
     def __init__(self, line: Line, reading: Reading) -> None:
         self._queue: queue.Queue[list[Prepared] | BaseException | None] = queue.Queue(_BATCHES_AHEAD)
         self._left = threading.Event()
-        self._batch: list[Prepared] = []
+        self._read = threading.Event()  # the reader met the end
+        self._window: deque[Prepared] = deque()
+        self._failure: BaseException | None = None  # of the reader, raised behind what it read before
+        self._over = False  # nothing comes out of the queue any more
         self._thread = threading.Thread(target=self._run, args=(line, reading), name="read-ahead", daemon=True)
-        self.ended = False
         self.found: int | None = None  # all documents there are for the engine, where they are few; known by the first
+
+    @property
+    def ended(self) -> bool:
+        """Whether all documents were taken."""
+        return self._over and not self._window and self._failure is None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -111,6 +126,7 @@ class ReadAhead:
                 prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
                 if not self._put([_light(one, keep_chars) for one in prepared]):
                     return
+            self._read.set()
             self._put(None)
         except BaseException as e:  # noqa: BLE001  raised again where the loop takes it
             self._put(e)
@@ -140,27 +156,38 @@ class ReadAhead:
 
     def take(self, *, wait_s: float) -> Prepared | None:
         """The next document; None where none comes within `wait_s`, or (`ended`) ever."""
-        if not self._batch and not self.ended:
-            try:
-                item = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
-            except queue.Empty:
-                return None
-            if isinstance(item, BaseException):
-                raise item
-            self.ended = item is None
-            self._batch = list(reversed(item or []))
-        return self._batch.pop() if self._batch else None
+        if not self._over and (not self._window or self._read.is_set()):
+            self._refill(wait_s)
+        if self._window:
+            return self._window.popleft()
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def _refill(self, wait_s: float) -> None:
+        """Put in order what is ready, with what the loop still has; wait where there is nothing."""
+        ready = list(self._window)
+        with contextlib.suppress(queue.Empty):
+            item = self._queue.get(timeout=wait_s) if wait_s and not ready else self._queue.get_nowait()
+            while isinstance(item, list):
+                ready += item
+                if len(ready) >= WINDOW and not self._read.is_set():
+                    break
+                item = self._queue.get_nowait()
+            else:
+                self._failure, self._over = item, True
+        self._window = deque(ordered(ready, last=self._over))
 
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
-    chars = 0
+    chars, begin = 0, time.monotonic()
     for document in documents:
         batch.append(document)
         chars += len(document.text)
-        if len(batch) >= _BATCH or chars >= _BATCH_CHARS:
+        if len(batch) >= _BATCH or chars >= _BATCH_CHARS or time.monotonic() - begin >= _BATCH_S:
             yield batch
-            batch, chars = [], 0
+            batch, chars, begin = [], 0, time.monotonic()
     if batch:
         yield batch
 

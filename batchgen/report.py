@@ -277,6 +277,7 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
             "commit": round(counts.commit_s, 3),
             "starved": round(counts.starved_s, 3),
         },
+        "starved_share": round(counts.starved_s / seconds, 4) if seconds > 0 else None,
         "rates": {
             "docs_per_s": _rate(counts.ok, seconds),
             "prompt_tokens_per_s": _rate(counts.prompt_tokens, seconds),
@@ -289,6 +290,10 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
             "hit_share": round(counts.cached_tokens / counts.prompt_tokens, 4) if counts.prompt_tokens else None,
         },
         "preemptions": counts.preemptions,
+        "memory": {
+            "peak_rss_bytes": counts.peak_rss_bytes or None,
+            "engine_peak_rss_bytes": counts.engine_peak_rss_bytes or None,
+        },
     }
 
 
@@ -314,5 +319,6 @@ def markdown(report: Mapping[str, Any]) -> str:
     )
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,}"
     environment.filters["rate"] = lambda value: "–" if value is None else f"{value:,.1f}"
+    environment.filters["mib"] = lambda value: "–" if value is None else f"{value / (1 << 20):,.0f}"
     environment.filters["share"] = lambda value: "–" if value is None else f"{value:.1%}"
     return harmless(environment.get_template("report.md").render(report))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,21 +13,24 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 import jsonlines
+import psutil
 
 from batchgen.data import Completion, Record
 from batchgen.engines.base import EngineMetrics
 from batchgen.fsio import open_append, output_error
 
 SAMPLE_S = 5.0
+_PEAKS = ("peak_rss_bytes", "engine_peak_rss_bytes")
 
 
 @dataclass(slots=True)
 class Counts:
-    """Sums of one attempt, or of several: `+` is associative.
+    """Sums of one attempt, or of several: `+` is associative. Of peaks it takes the highest.
 
     Tokens are those of finished requests. `generated_tokens` is the engine's own count, which includes tokens of
     requests that did not finish. `kept_tokens` are output tokens of ok records, without those of answers that were
-    dropped for better ones; `reasoning_tokens` are of all records.
+    dropped for better ones; `reasoning_tokens` are of all records. Memory is that of the run's own process, and that
+    of the engine's processes as far as it was sampled; 0 where nobody looked.
     """
 
     read: int = 0
@@ -51,10 +56,13 @@ class Counts:
     drain_s: float = 0.0
     commit_s: float = 0.0
     starved_s: float = 0.0
+    peak_rss_bytes: int = 0
+    engine_peak_rss_bytes: int = 0
 
     def __add__(self, other: Self) -> "Counts":
-        names = [f.name for f in dataclasses.fields(self)]
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        names = [f.name for f in dataclasses.fields(self) if f.name not in _PEAKS]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Counts(**sums, **{name: max(getattr(self, name), getattr(other, name)) for name in _PEAKS})
 
     @property
     def wasted_tokens(self) -> int:
@@ -123,6 +131,7 @@ class Stats:
             ("preemptions", metrics.preemptions),
         ):
             setattr(self.counts, name, self._closed_engines[name] + (value or 0))
+        self.counts.engine_peak_rss_bytes = max(self.counts.engine_peak_rss_bytes, metrics.rss_bytes or 0)
 
     def engine_died(self, reason: str) -> None:
         self.counts.engine_deaths += 1
@@ -144,7 +153,17 @@ class Stats:
         self.counts.generated_tokens = max(self.counts.generated_tokens, self.counts.completion_tokens)
         self.counts.steady_s = min(last_input, last_output) - first
         self.counts.drain_s = max(0.0, last_output - last_input)
+        self.counts.peak_rss_bytes = _peak_rss_bytes()
         return dataclasses.replace(self.counts)
+
+
+def _peak_rss_bytes() -> int:
+    """The most memory this process ever had."""
+    try:
+        # Not ru_maxrss, where it can be helped: that of a child begins with its parent's.
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) << 10
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 class Telemetry:
@@ -178,7 +197,8 @@ class Telemetry:
         self._sampled = time.monotonic()
         counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
         engine = {"running": metrics.running, "waiting": metrics.waiting, "kv_cache_usage": metrics.kv_cache_usage}
-        self.event("sample", counts=counts, **engine)
+        memory = {"rss_bytes": psutil.Process().memory_info().rss, "engine_rss_bytes": metrics.rss_bytes}
+        self.event("sample", counts=counts, **engine, **memory)
 
     @property
     def due(self) -> bool:

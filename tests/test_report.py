@@ -23,6 +23,7 @@ COUNTS = Counts(
     completion_tokens=170, generated_tokens=200, kept_tokens=140, reasoning_tokens=55, prefix_cache_queries=900,
     prefix_cache_hits=300, preemptions=4,
     total_s=100.0, engine_start_s=12.5, steady_s=60.0, drain_s=20.0, commit_s=1.25, starved_s=3.0,
+    peak_rss_bytes=300 << 20, engine_peak_rss_bytes=5 << 30,
 )  # fmt: skip
 
 
@@ -96,6 +97,11 @@ def test_a_worked_example(run):
     assert attempt["rates"] == {"docs_per_s": 0.087, "prompt_tokens_per_s": 11.25, "output_tokens_per_s": 2.5}
     assert attempt["prefix_cache"] == {"queries": 900, "hits": 300, "hit_share": 0.32}  # cached of prompt tokens
     assert attempt["preemptions"] == 4
+    assert attempt["starved_share"] == 0.0375  # of the same 80 seconds
+    assert attempt["memory"] == {"peak_rss_bytes": 314572800, "engine_peak_rss_bytes": 5368709120}
+    text = report.markdown(built)
+    assert "| share of steady and drain time | 3.8% | 3.8% |\n" in text
+    assert "| batchgen's own process | 300 | 300 |\n| the engine's processes | 5,120 | 5,120 |\n" in text
     assert built["lengths"] == {
         "prompt_tokens": {"p10": 100, "p50": 103, "p90": 106, "max": 106},
         "completion_tokens": {"p10": 20, "p50": 20, "p90": 20, "max": 20},
@@ -251,7 +257,7 @@ def test_tables_of_the_markdown_are_tables(run):
     engine_of(run)
     text = report.markdown(report.build(run, scope(run, total_exact=False)))
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for rows in blocks:
         assert len({row.count("|") for row in rows}) == 1, rows
         assert set(rows[1]) <= set("|-:")

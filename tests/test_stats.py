@@ -46,7 +46,8 @@ def test_adding_is_associative_and_commutative(a, b, c):
 @given(COUNTS, COUNTS)
 def test_adding_adds_every_field(a, b):
     for name in NAMES:
-        assert getattr(a + b, name) == getattr(a, name) + getattr(b, name)
+        values = getattr(a, name), getattr(b, name)
+        assert getattr(a + b, name) == (max(values) if "peak" in name else sum(values))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Counters since this engine started, in tokens and requests; None where the engine does not tell."""
+    """Counters since this engine started, in tokens and requests; None where the engine does not tell.
+
+    rss_bytes: memory that its processes have now, besides this one.
+    """
 
     prompt_tokens: int | None = None
     generation_tokens: int | None = None
@@ -31,6 +34,7 @@ class EngineMetrics:
     running: int | None = None
     waiting: int | None = None
     kv_cache_usage: float | None = None
+    rss_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

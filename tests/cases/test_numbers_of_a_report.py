@@ -4,15 +4,17 @@ vllm-project/vllm#10753 counted requested tokens, vllm-project/vllm#8231 prompt 
 """
 
 import re
+import time
 
 from helpers_run import record, start, write_job, write_jsonl
 
-from batchgen import report
+from batchgen import reader, report
 from batchgen.data import Completion, Document, Record
 from batchgen.engines.base import EngineMetrics
+from batchgen.executors import local
 from batchgen.rundir import RunDirectory
 from batchgen.sinks.parquet import ParquetSink
-from batchgen.stats import Stats
+from batchgen.stats import Stats, read_telemetry
 
 # (document, prompt tokens, of these cached, output tokens): c was cut and asked again, d failed.
 REQUESTS = [("a", 100, 0, 40), ("b", 100, 80, 10), ("c", 300, 80, 200), ("c", 300, 288, 90), ("d", 50, 0, 0)]
@@ -94,3 +96,46 @@ def test_a_resume_tells_this_attempt_and_the_whole_run_apart(tmp_path):
 def test_output_tokens_are_those_generated_not_those_asked_for(tmp_path):
     job = write_job(tmp_path, [write_jsonl(tmp_path / "a.jsonl", map(record, range(4)))], sampling={"max_tokens": 500})
     assert start(job).report["run"]["tokens"]["output"] == 4 * 24  # what the fake engine writes
+
+
+def test_an_engine_that_could_run_more_than_is_read_is_starved(tmp_path, monkeypatch):
+    """Also one that always has something in flight: its seats are empty all the same."""
+    monkeypatch.setattr(reader, "_BATCH_S", 0.0)
+
+    def slowly(line, reading):
+        for document in reader.read_documents(line, reading):
+            time.sleep(0.02)
+            yield document
+
+    monkeypatch.setattr(local, "read_documents", slowly)
+    job = write_job(tmp_path, [write_jsonl(tmp_path / "a.jsonl", map(record, range(40)))])
+    fast = start(job).report
+    slow_engine = start(job, "engine.fake.docs_per_s=60", fresh=True).report
+    assert fast["attempt"]["starved_share"] > 0.8
+    assert slow_engine["attempt"]["starved_share"] > 0.4
+    for built in (fast, slow_engine):
+        seconds = built["attempt"]["seconds"]
+        assert 0 < seconds["starved"] <= seconds["steady"] + seconds["drain"] + 0.01
+
+
+def test_an_engine_that_is_slower_than_the_reader_is_not_starved(tmp_path):
+    job = write_job(tmp_path, [write_jsonl(tmp_path / "a.jsonl", map(record, range(100)))])
+    built = start(job, "engine.fake.docs_per_s=100").report
+    assert built["attempt"]["seconds"]["steady"] > 0.5
+    assert built["attempt"]["starved_share"] < 0.05
+
+
+def test_the_peak_of_the_memory_is_told_by_the_report_and_by_telemetry(tmp_path, out):
+    job = write_job(tmp_path, [write_jsonl(tmp_path / "a.jsonl", map(record, range(20)))])
+    first = start(job, limit=10).report
+    second = start(job).report
+    own = first["attempt"]["memory"]["peak_rss_bytes"]
+    assert 10 << 20 < own < 100 << 30
+    assert first["attempt"]["memory"]["engine_peak_rss_bytes"] is None  # the fake engine has no process
+    peaks = [attempt["memory"]["peak_rss_bytes"] for attempt in (first["run"], second["attempt"], second["run"])]
+    assert peaks == [own, max(peaks), max(peaks)]
+    telling = [event for event in read_telemetry(out / "telemetry-00000-00001.jsonl") if event["event"] == "sample"]
+    assert telling
+    for event in telling:
+        assert 10 << 20 < event["rss_bytes"] <= event["counts"]["peak_rss_bytes"] + (1 << 20)
+        assert event["engine_rss_bytes"] is None

@@ -69,3 +69,26 @@ def test_a_prompt_that_vllm_refuses_harms_no_other(engine):
     assert len(found) == 7
     assert {name for name, one in found.items() if one.error is not None} == {"too-long"}
     assert "512" in found["too-long"].error
+
+
+def test_texts_decoded_in_bulk_are_those_of_vllm(engine, monkeypatch):
+    """By the ids that came out: the rolling feed decodes them in bulk, in `generate` vLLM does."""
+    from batchgen.engines import vllm
+    from batchgen.engines.vllm_text import BulkText
+
+    seen = []
+
+    def completion(output, text, *more, original=vllm._completion):
+        seen.append((output, text))
+        return original(output, text, *more)
+
+    monkeypatch.setattr(vllm, "_completion", completion)
+    found = run(engine, requests(12, first=500, max_tokens=40))
+    bulk = BulkText(*engine._as_vllm_decodes())
+    assert len(seen) == 12
+    for output, text in seen:
+        assert text == (bulk.decode([output])[0] if engine.fill_first else bulk._step_by_step(output))
+        assert output.outputs[0].text == (text if engine.fill_first else "")
+    assert {one.custom_id: one.text for one in found if one.text} == {
+        one.custom_id: one.text for one in found if one.completion_tokens == 40
+    }
