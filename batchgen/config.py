@@ -47,6 +47,12 @@ def _patterns(value: Any) -> Any:
     return value
 
 
+def _count_or_auto(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError("a whole number of at least 1 is wanted, or auto")
+
+
 class Dataset(Section):
     """What `datasets.load_dataset` reads, under its own argument names. It is streamed, and no code of it is run."""
 
@@ -171,6 +177,13 @@ class Engine(Section):
     )
     stall_s: Float = Field(
         300.0, gt=0, description="An engine that gives no sign of work for so many seconds is started again."
+    )
+    replicas_per_gpu: Annotated[
+        int | Literal["auto"], BeforeValidator(_count_or_auto, json_schema_input_type=int | Literal["auto"])
+    ] = Field(
+        "auto",
+        description="Engines side by side on each GPU, each with its share of the memory. `auto`: several for models "
+        "under a billion parameters, which one engine cannot keep a GPU busy with.",
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of vLLM's engine, under vLLM's own names and only those."

@@ -5,6 +5,7 @@
     │   └── FingerprintError   78  the run directory belongs to other settings
     ├── InputError             65  an input file cannot be read, or none matched
     ├── EngineError            69  the engine cannot start, or died
+    │   └── ReplicaDiedError   69  one of several engines died; the others go on
     ├── LockedError            73  another process holds this run
     ├── OutputError            74  the output cannot be written
     └── Interrupted            75  stopped by a signal; what had finished is committed
@@ -36,6 +37,14 @@ class InputError(BatchgenError):
 
 class EngineError(BatchgenError):
     exit_status = 69
+
+
+class ReplicaDiedError(EngineError):
+    """lost: custom_ids of the requests it had in flight. Its engine starts again by itself."""
+
+    def __init__(self, text: str, lost: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.lost = lost
 
 
 class LockedError(BatchgenError):

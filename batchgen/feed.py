@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from batchgen.data import Prepared, Record, Request
 from batchgen.engines.base import Engine
-from batchgen.errors import EngineError
+from batchgen.errors import EngineError, ReplicaDiedError
 from batchgen.line import Line
 from batchgen.reader import ReadAhead
 from batchgen.workflows.single import unsent
@@ -169,8 +169,8 @@ class Feed:
     def recover(self, death: EngineError) -> None:
         """After an engine died: free what is left of it, and note what it had in flight.
 
-        The next request starts another. Raises the error where no engine ever started, or where they die again and
-        again without finishing anything.
+        The next request starts another; one of several replicas starts again by itself, and the others go on. Raises
+        the error where no engine ever started, or where they die again and again without finishing anything.
         """
         if self._line.stats.counts.engine_starts == 0:
             raise death
@@ -180,35 +180,41 @@ class Feed:
         if self._line.stop.requested:
             return
         lived = self._engine is not None
+        others_go_on = isinstance(death, ReplicaDiedError)
+        lost = set(death.lost) if isinstance(death, ReplicaDiedError) else set(self._in_flight)
         self._deaths += 1
         self._line.stats.engine_died(str(death))
-        self._line.telemetry.event("engine_died", reason=str(death), in_flight=len(self._in_flight))
-        self._free()
+        self._line.telemetry.event("engine_died", reason=str(death), in_flight=len(lost))
+        if not others_go_on:
+            self._free()
         if self._deaths >= DEATHS:
             raise EngineError(
                 f"{self._deaths} engines in a row ended without finishing a request; the last one: {death}. "
                 "What has finished is committed, the same command goes on"
             ) from death
-        log.error("%s; starting it again, %s requests in flight are sent again", death, len(self._in_flight))
-        self._in_flight.discard(self._probe or "")
+        log.error("%s; starting it again, %s requests in flight are sent again", death, len(lost))
+        self._in_flight -= lost
+        lost.discard(self._probe or "")
         self._probe = None
-        if lived and self._in_flight:
-            self._strike(death)
-        self._again += sorted(self._in_flight)
-        self._in_flight.clear()
+        self._again += self._strike(lost, death) if lived and lost else sorted(lost)
         self._alone = None
 
-    def _strike(self, death: EngineError) -> None:
-        """A strike for each document in flight; one that was alone is condemned, one with too many suspected."""
-        documents = {one.key for custom_id in self._in_flight for one in self._line.workflow.documents(custom_id)}
+    def _strike(self, lost: set[str], death: EngineError) -> list[str]:
+        """A strike for each document of these requests; those to be sent again now.
+
+        One that was alone is condemned, one with too many strikes is suspected.
+        """
+        documents = {one.key for custom_id in lost for one in self._line.workflow.documents(custom_id)}
         self._line.strikes.add(sorted(documents))
-        for custom_id in sorted(self._in_flight):
+        again = []
+        for custom_id in sorted(lost):
             if custom_id == self._alone:
                 self._condemned = (custom_id, str(death))
-                self._in_flight.remove(custom_id)
             elif self._is_suspect(custom_id):
                 self._suspects.append(custom_id)
-                self._in_flight.remove(custom_id)
+            else:
+                again.append(custom_id)
+        return again
 
     def drain(self) -> None:
         """After a request to stop: take what still finishes in time; the watchdog ends what does not."""
@@ -217,7 +223,10 @@ class Feed:
         at, grace_s = self._line.stop.at or 0.0, self._line.job.lifecycle.grace_s
         log.info("%s: finishing what is in flight, for %g s at most", self._line.stop.requested, grace_s)
         while self._in_flight and time.monotonic() - at < grace_s:
-            self.collect()
+            try:
+                self.collect()
+            except ReplicaDiedError as e:
+                self._in_flight -= e.lost
 
     def commit(self) -> int:
         """Write what has gathered as a part; its rows."""

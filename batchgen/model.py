@@ -50,6 +50,21 @@ class Model:
     def hidden_size(self) -> int | None:
         return self._number("hidden_size")
 
+    @property
+    def parameters(self) -> int | None:
+        """About how many it has, from its configuration; None for shapes that are none of a plain decoder's."""
+        names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "num_attention_heads")
+        sizes = [self._number(name) for name in names]
+        experts = ("num_experts", "num_local_experts", "n_routed_experts")
+        if None in sizes or any(self._number(name) for name in experts):
+            return None
+        hidden, layers, between, vocabulary, heads = (size or 0 for size in sizes)
+        width = self._number("head_dim") or hidden // max(1, heads)
+        kv_heads = self._number("num_key_value_heads") or heads
+        attention = 2 * hidden * width * (heads + kv_heads)
+        tied = (self.config.get("text_config") or self.config).get("tie_word_embeddings", True)
+        return layers * (attention + 3 * hidden * between) + vocabulary * hidden * (1 if tied else 2)
+
     def _number(self, name: str) -> int | None:
         text = self.config.get("text_config") or self.config
         value = text.get(name)

@@ -39,6 +39,7 @@ _ENGINE = (
     "max_num_seqs",
     "kv_cache_tokens",
     "kv_cache_max_concurrency",
+    "replicas",
     "args",
     "adapter",
     "adapted",

@@ -45,6 +45,7 @@ engine:
   args:
     max_model_len: 512
   profile: low_memory
+  replicas_per_gpu: 2
   adapt: true
   adapter: adapters/letters
   fake:

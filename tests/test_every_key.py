@@ -312,6 +312,14 @@ def _(bench):
     assert found.report["engine"]["args"]["max_num_batched_tokens"] == 2048
 
 
+@effect("engine.replicas_per_gpu")
+def _(bench):
+    assert bench.run().report["engine"]["replicas"] == 1
+    found = bench.run("engine.replicas_per_gpu=2")
+    assert found.report["engine"]["replicas"] == 2
+    assert found.report["documents"]["ok"] == 6
+
+
 @effect("engine.adapter")
 def _(bench):
     adapter = f"engine.adapter={write_adapter(bench.folder / 'adapter')}"

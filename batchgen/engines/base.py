@@ -41,7 +41,8 @@ class EngineMetrics:
 class EngineInfo:
     """What the engine turned out to be, for run.json and the report. KV cache in tokens.
 
-    adapter: name and, from the Hub, commit of the LoRA adapter it works with.
+    adapter: name and, from the Hub, commit of the LoRA adapter it works with. replicas: engines like this one that work
+    side by side.
     """
 
     backend: str
@@ -52,17 +53,24 @@ class EngineInfo:
     kv_cache_tokens: int | None = None
     kv_cache_max_concurrency: float | None = None
     max_num_seqs: int | None = None
+    replicas: int = 1
 
 
 class Engine(Protocol):
     """Contract: any order; exactly one completion per submitted request that is not aborted.
 
     A problem of one request is a completion with `error`; a problem of the engine raises EngineError, after which
-    only `close` may be called. All calls come from the thread that made the engine, but `pulse` and `kill`.
+    only `close` may be called. Of several engines behind one, ReplicaDiedError tells that one has died: what it had in
+    flight gives no completion, and the others go on. All calls come from the thread that made the engine, but `pulse`
+    and `kill`.
     """
 
-    limits: Limits
     info: EngineInfo
+
+    @property
+    def limits(self) -> Limits:
+        """What it wants now; it can change while replicas start and end."""
+        ...
 
     def submit(self, request: Request) -> None: ...
 

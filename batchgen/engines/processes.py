@@ -8,13 +8,14 @@ import psutil
 _END_S = 10.0
 
 
-def children() -> list[psutil.Process]:
-    """Processes below this one; Python's own resource tracker is left out, it ends with us."""
+def children(pid: int | None = None) -> list[psutil.Process]:
+    """Processes below this one, or below `pid`; Python's own resource tracker is left out, it ends with us."""
     found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not any("resource_tracker" in part for part in process.cmdline()):
-                found.append(process)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not any("resource_tracker" in part for part in process.cmdline()):
+                    found.append(process)
     return found
 
 

@@ -29,17 +29,25 @@ def register() -> None:
     owner = int(os.environ.get(OWNER, "0"))
     if owner in {0, os.getpid()}:
         return
+    Finalize(None, _kill_children, exitpriority=_FIRST)
+    live_with(owner)
+    if folder := os.environ.get(STACKS):
+        stream = open_append(Path(folder) / f"stacks-{os.getpid()}.txt", records=False)
+        faulthandler.register(STACKS_SIGNAL, file=stream, all_threads=True)
+
+
+def live_with(owner: int) -> None:
+    """Leave signals to the run, and have the kernel end this process when the one that started it is gone.
+
+    owner: the pid of the run, or of the process between it and this one.
+    """
     for one in _LEFT_TO_THE_RUN:
         signal.signal(one, signal.SIG_IGN)
-    Finalize(None, _kill_children, exitpriority=_FIRST)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         os.kill(owner, 0)
     except ProcessLookupError:  # it ended before the kernel was asked to tell
         os._exit(1)
-    if folder := os.environ.get(STACKS):
-        stream = open_append(Path(folder) / f"stacks-{os.getpid()}.txt", records=False)
-        faulthandler.register(STACKS_SIGNAL, file=stream, all_threads=True)
 
 
 def _kill_children() -> None:

@@ -9,8 +9,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from batchgen import plan
@@ -18,6 +19,8 @@ from batchgen.config import Job
 from batchgen.engines import settings
 from batchgen.engines.adapt import Adaptation, Change, short
 from batchgen.engines.base import Engine
+from batchgen.engines.pool import EnginePool, Place
+from batchgen.engines.replicas import Replica, replicas
 from batchgen.executors.checking import Checked, tokenizer_of
 from batchgen.fingerprint import digest
 from batchgen.longest import longest_prompt
@@ -27,6 +30,46 @@ from batchgen.rundir import RunDirectory
 from batchgen.tokenizer import Tokenizer
 
 log = logging.getLogger("batchgen")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What makes one engine, in this process or in another. life, start: how many started, and were tried, before."""
+
+    checked: Checked
+    args: dict[str, Any]
+    log: Path
+    life: int
+    start: int
+
+    def apart(self, replica: Replica) -> "Recipe":
+        """The same for one of several, to be called in a process of its own."""
+        path = self.log.with_stem(f"{self.log.stem}-{replica.label}")
+        return replace(self, args=self.args | replica.args, log=path)
+
+    def __call__(self) -> Engine:
+        return self.make(tokenizer_of(self.checked))
+
+    def make(self, tokenizer: Tokenizer) -> Engine:
+        job, args = self.checked.job, self.args
+        if job.engine.backend == "fake":
+            from batchgen.engines.fake import FakeEngine
+
+            return FakeEngine(
+                job.engine.fake,
+                tokenizer,
+                max_num_seqs=args.get("max_num_seqs") or settings.max_num_seqs(job),
+                max_model_len=args["max_model_len"],
+                fill_first=job.engine.feed == "generate",
+                life=self.life,
+                start=self.start,
+                args=args,
+            )
+        from batchgen.engines.vllm import GenerateEngine, VllmEngine
+
+        engines: dict[str, Callable[..., Engine]] = {"rolling": VllmEngine, "generate": GenerateEngine}
+        sampling = settings.sampling(job, tokenizer)
+        return engines[job.engine.feed](args, sampling, log=self.log, adapter=self.checked.adapter)
 
 
 @dataclass
@@ -58,6 +101,11 @@ class Starter:
         known = [number for number in (self.at_most, documents) if number is not None]
         self.at_most = min(known, default=None)
         return self.adaptation.start(lambda args: self._start(args, lives))
+
+    @cached_property
+    def replicas(self) -> list[Replica]:
+        """Where the engines of this attempt run; it is the first start's documents that decide."""
+        return replicas(self.job, self.checked.model, documents=self.at_most)
 
     @cached_property
     def adaptation(self) -> Adaptation:
@@ -93,28 +141,16 @@ class Starter:
         return max(min(longest + answer, self.context), least)
 
     def _start(self, args: dict[str, Any], lives: int) -> Engine:
-        job = self.job
+        logs = self.directory.logs
+        recipe = Recipe(self.checked, args, logs / f"engine-{self.attempt:05d}.log", life=lives, start=self._starts)
         self._starts += 1
-        if job.engine.backend == "fake":
-            from batchgen.engines.fake import FakeEngine
-
-            return FakeEngine(
-                job.engine.fake,
-                self.tokenizer(),
-                max_num_seqs=args.get("max_num_seqs") or settings.max_num_seqs(job),
-                max_model_len=args["max_model_len"],
-                fill_first=job.engine.feed == "generate",
-                life=lives,
-                start=self._starts - 1,
-                args=args,
-            )
-        from batchgen.engines.vllm import GenerateEngine, VllmEngine
-
-        path = self.directory.logs / f"engine-{self.attempt:05d}.log"
-        log.info("starting the engine with %s (log: %s)", args["model"], path)
-        engines: dict[str, Callable[..., Engine]] = {"rolling": VllmEngine, "generate": GenerateEngine}
-        sampling = settings.sampling(job, self.tokenizer())
-        return engines[job.engine.feed](args, sampling, log=path, adapter=self.checked.adapter)
+        if len(self.replicas) == 1:
+            if self.job.engine.backend == "vllm":
+                log.info("starting the engine with %s (log: %s)", args["model"], recipe.log)
+            return recipe.make(self.tokenizer())
+        log.info("starting %s engines (logs: %s)", len(self.replicas), logs / f"engine-{self.attempt:05d}-*.log")
+        places = [Place(one.label, one.environment, recipe.apart(one)) for one in self.replicas]
+        return EnginePool(places, stall_s=self.job.engine.stall_s, logs=logs)
 
     def _made_for(self) -> dict[str, str]:
         files = [[file.source, plan.state(self.job, file)] for file in self.files.files]

@@ -5,7 +5,10 @@ ignores the end-of-text token. It may hand out one engine for all tests, as long
 last of them. What only the fake engine can do on purpose stands below.
 """
 
+import tempfile
 from collections import Counter
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from batchgen.config import FakeEngine as Faults
 from batchgen.data import Request
 from batchgen.engines.fake import FakeEngine
+from batchgen.engines.pool import EnginePool, Place
 from batchgen.engines.start_faults import StartError
 from batchgen.errors import EngineError
 from batchgen.tokenizer import BytesTokenizer
@@ -36,10 +40,19 @@ def fake(*, fill_first):
     return make
 
 
+def pool():
+    """Two fake engines in processes of their own."""
+    make = partial(
+        FakeEngine, Faults(), BytesTokenizer(), max_num_seqs=2, max_model_len=MAX_MODEL_LEN, fill_first=False
+    )
+    return EnginePool([Place(n, {}, make) for n in "12"], stall_s=60, logs=Path(tempfile.gettempdir()))
+
+
 # name → (a function that makes an engine, marks)
 ENGINES = {
     "fake-rolling": (fake(fill_first=False), ()),
     "fake-generate": (fake(fill_first=True), ()),
+    "pool": (pool, ()),
 }
 FAKES = {name: make for name, (make, _) in ENGINES.items() if name.startswith("fake")}
 
@@ -157,7 +170,7 @@ def test_metrics_count_what_was_done(engine):
 
 def test_an_engine_says_what_it_is(engine):
     assert engine.info.backend in {"fake", "vllm"}
-    assert engine.info.max_num_seqs == MAX_NUM_SEQS
+    assert engine.info.max_num_seqs * engine.info.replicas == MAX_NUM_SEQS
     assert engine.limits.in_flight >= engine.info.max_num_seqs
     assert engine.limits.max_model_len == MAX_MODEL_LEN
 
