@@ -329,7 +329,7 @@ def _sampling_params(sampling: Sampling, max_tokens: int) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     try:
-        return SamplingParams(
+        params = SamplingParams(
             temperature=sampling.temperature,
             max_tokens=max_tokens,
             **sampling.others,
@@ -337,6 +337,10 @@ def _sampling_params(sampling: Sampling, max_tokens: int) -> Any:
         )
     except Exception as e:  # vLLM has errors of its own for this, and not always the same
         raise ConfigError(f"vLLM refuses the job's sampling parameters: {_reason(e)}") from e
+    if hasattr(params, "skip_clone"):
+        # All requests have the same: a deep copy for each took a fifth of this process' time with a small model.
+        params.skip_clone = True
+    return params
 
 
 def _completion(output: Any, text: str, custom_id: str | None = None) -> Completion:
