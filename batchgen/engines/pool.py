@@ -186,6 +186,16 @@ class EnginePool:
                 one.in_flight -= theirs
                 self._send(one, worker.Abort(tuple(theirs)))
 
+    def forget_prefixes(self) -> bool:
+        """Empty the prefix caches of all, for `batchgen bench`; False where one could not. Nothing may be in flight."""
+        ready = [one for one in self._workers if one.limits is not None]
+        for one in ready:
+            self._send(one, worker.ForgetPrefixes())
+        answers = [self._read(one) for one in ready]
+        if any(isinstance(answer, BatchgenError) for answer in answers):
+            raise EngineError("an engine died between two turns")
+        return all(isinstance(answer, worker.Forgotten) and answer.done for answer in answers)
+
     def metrics(self) -> EngineMetrics:
         return _sum([self._gone, *(one.metrics for one in self._workers)])
 

@@ -46,6 +46,18 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetPrefixes:
+    """Empty the prefix cache; answered by Forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """done: nothing is in the prefix cache any more."""
+
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """make: makes the engine. environment: set before it is made. stall_s: seconds without a sign of work."""
 
@@ -55,9 +67,9 @@ class Settings:
     logs: Path
 
 
-# From the run: a request, an abort. To the run: Ready, News, and at last the error that ended the engine.
-FromRun = Request | Abort
-ToRun = Ready | News | BatchgenError
+# To the run: Ready first, at last the error that ended the engine.
+FromRun = Request | Abort | ForgetPrefixes
+ToRun = Ready | News | Forgotten | BatchgenError
 
 
 def main(pipe: Connection, settings: Settings) -> None:
@@ -94,6 +106,9 @@ def _work(pipe: Connection, engine: Engine) -> None:
             if isinstance(message, Request):
                 in_flight.add(message.custom_id)
                 engine.submit(message)
+            elif isinstance(message, ForgetPrefixes):
+                forget = getattr(engine, "forget_prefixes", None)  # the fake engine has no cache
+                pipe.send(Forgotten(forget is None or forget()))
             else:
                 in_flight.difference_update(message.custom_ids)
                 engine.abort(message.custom_ids)
