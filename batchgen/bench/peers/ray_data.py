@@ -3,7 +3,8 @@
 Token ids go in (`tokenized_prompt`), so the stages for chat template and tokens are off; the engine turns its answers
 into text itself, which saves a stage. `batch` is Ray's `batch_size`. `out` becomes a folder of files, whose rows also
 have the counts of tokens. The engine starts while the data set already runs: the first request is the earliest
-`arrival_time` that vLLM reports. Without a GPU the engine's actor asks Ray for all CPUs.
+`arrival_time` that vLLM reports. Without a GPU the engine's actor asks for a CPU alone: more would
+only raise the OMP_NUM_THREADS that Ray sets, and vLLM binds its worker to cores by itself.
 """
 
 import os
@@ -13,20 +14,31 @@ from batchgen.bench.peers.work import Result, UnavailableError, Work, born, main
 
 
 def actors(work: Work) -> dict[str, Any]:
-    """What Ray places the engine by: its own default on GPUs, all CPUs where there is no GPU."""
+    """What Ray places the engine by: its own default on GPUs, that without the GPU where there is none."""
     import ray
 
     if ray.cluster_resources().get("GPU"):
         return {}
     workers = work.engine_args.get("tensor_parallel_size", 1) * work.engine_args.get("pipeline_parallel_size", 1)
-    return {"placement_group_config": {"bundles": [{"CPU": os.cpu_count() or 1}] * workers}}
+    return {"placement_group_config": {"bundles": [{"CPU": 1}] * workers}}
 
 
 def start_ray() -> None:
-    """Ray on this machine alone. Reading and writing need CPUs of Ray's besides those of an engine on the CPU."""
+    """Ray on this machine alone. Reading and writing need CPUs of Ray's besides that of the engine."""
     import ray
 
-    ray.init(address="local", num_cpus=(os.cpu_count() or 1) + 4, include_dashboard=False, log_to_driver=False)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a benchmark sends nothing anywhere
+    ray.init(address="local", num_cpus=max(4, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+
+
+def read(work: Work) -> Any:
+    """The prompts; with their types, or an id that looks like a date would become one."""
+    import pyarrow as pa
+    import ray
+    from pyarrow.json import ParseOptions
+
+    schema = pa.schema([("id", pa.string()), ("prompt_ids", pa.list_(pa.int64()))])
+    return ray.data.read_json(work.prompts_file, parse_options=ParseOptions(explicit_schema=schema))
 
 
 def processor(work: Work) -> Any:
@@ -63,8 +75,7 @@ def run(work: Work) -> Result:
     import ray
 
     start_ray()
-    dataset = processor(work)(ray.data.read_json(work.prompts_file, lines=True))
-    dataset.write_json(work.out)
+    processor(work)(read(work)).write_json(work.out)
     ray.shutdown()
     written = sync_folder(work.out)
     start = min(row["arrived"] for row in written.rows)
