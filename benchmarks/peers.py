@@ -3,7 +3,8 @@
     python benchmarks/peers.py RESULTS.json [--python PYTHON] [--documents 64] [--max-tokens 48] [PEER ...]
 
 Each run is a process of its own; `LLM.generate` with everything at once runs before and after each peer, and the ratio
-is to the mean of the two. PYTHON is that of an environment in which the peers are installed.
+is to the mean of the two. PYTHON is that of an environment in which the peers are installed. Runs are added to those
+that RESULTS.json has.
 """
 
 import argparse
@@ -71,6 +72,16 @@ def measure(peer: str, options: argparse.Namespace, folder: Path) -> dict:
     return {"peer": peer, "load_before": os.getloadavg()[0], **found}
 
 
+def ratios(runs: list[dict]) -> dict[str, list[float]]:
+    """Of each peer's docs/s to those of the runs beside it; runs that failed have none."""
+    found = {}
+    for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
+        if run["peer"] != "vllm_generate" and all("docs_per_s" in one for one in (before, run, after)):
+            ratio = run["docs_per_s"] * 2 / (before["docs_per_s"] + after["docs_per_s"])
+            found.setdefault(run["peer"], []).append(round(ratio, 3))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
@@ -86,11 +97,8 @@ def main() -> None:
         runs = [measure("vllm_generate", options, folder)]
         for peer in options.peers:
             runs += [measure(peer, options, folder), measure("vllm_generate", options, folder)]
-    ratios = {
-        run["peer"]: run["docs_per_s"] * 2 / (before["docs_per_s"] + after["docs_per_s"])
-        for before, run, after in zip(runs[::2], runs[1::2], runs[2::2], strict=False)
-        if all("docs_per_s" in one for one in (before, run, after))
-    }
+    if options.results.exists():
+        runs = json.loads(options.results.read_text(encoding="utf-8"))["runs"] + runs
     conditions = {
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, no GPU",
         "model": MODEL.name,
@@ -101,7 +109,7 @@ def main() -> None:
         "batch_of_transformers": options.batch,
         "python": platform.python_version(),
     }
-    found = {"conditions": conditions, "ratio_to_vllm_generate": ratios, "runs": runs}
+    found = {"conditions": conditions, "ratios_to_vllm_generate": ratios(runs), "runs": runs}
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
