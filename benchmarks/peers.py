@@ -1,6 +1,6 @@
 """Peers beside plain `LLM.generate` on the CPU: docs/s on short documents of data/, and the ratio.
 
-    python benchmarks/peers.py RESULTS.json [--python PYTHON] [--documents 64] [--max-tokens 48] [PEER ...]
+    python benchmarks/peers.py RESULTS.json [PEER ...] [--python PYTHON] [--documents 64] [--max-tokens 48]
 
 Each run is a process of its own; `LLM.generate` with everything at once runs before and after each peer, and the ratio
 is to the mean of the two. PYTHON is that of an environment in which the peers are installed. Runs are added to those
