@@ -69,7 +69,7 @@ def measure(peer: str, options: argparse.Namespace, folder: Path) -> dict:
         found["docs_per_s"] = found["documents"] / found["seconds"]
     at.rename(folder / f"{peer}-{len(list(folder.iterdir()))}")
     print(f"{peer:22}", json.dumps(found), flush=True)
-    return {"peer": peer, "load_before": os.getloadavg()[0], **found}
+    return {"peer": peer, "load_after": os.getloadavg()[0], **found}
 
 
 def ratios(runs: list[dict]) -> dict[str, list[float]]:
