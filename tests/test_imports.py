@@ -51,10 +51,11 @@ SEAMS = {
 }
 # Outside packages that one kind of module alone imports.
 ONLY_IN = {
-    "vllm": ("engines/vllm",),
-    "torch": ("engines/vllm", "demo_model"),
-    "transformers": ("tokenizer", "demo_model"),
-    "ray": ("executors/",),
+    "vllm": ("engines/vllm", "bench/peers/"),
+    "torch": ("engines/vllm", "demo_model", "bench/peers/transformers_batches"),
+    "transformers": ("tokenizer", "demo_model", "bench/peers/transformers_batches"),
+    "ray": ("executors/", "bench/peers/ray_data"),
+    "datatrove": ("bench/peers/datatrove",),
 }
 
 
@@ -134,7 +135,7 @@ def test_a_heavy_package_is_imported_in_one_place(package):
             assert at.startswith(ONLY_IN[package]), at
 
 
-@pytest.mark.parametrize("package", ["vllm", "torch", "transformers", "datasets", "ray"])
+@pytest.mark.parametrize("package", ["vllm", "torch", "transformers", "datasets", "ray", "datatrove"])
 def test_no_heavy_package_is_imported_on_loading(package):
     for name, path in FILES.items():
         assert package not in {one.split(".")[0] for one in imports(path, top_only=True)}, name
