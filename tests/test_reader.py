@@ -111,6 +111,7 @@ def test_the_reader_waits_for_the_loop():
 def test_a_slow_source_is_not_waited_for(monkeypatch):
     """A document whose window is not full, nor its batch, is given when the loop has nothing else."""
     monkeypatch.setattr(reader, "_BATCH_S", 0.0)
+    monkeypatch.setattr(reader, "_COUNTED", 1)  # before the first batch
     goes_on = threading.Event()
 
     def slow():
@@ -126,7 +127,9 @@ def test_a_slow_source_is_not_waited_for(monkeypatch):
         assert take(ahead) == [3]
 
 
-def test_documents_that_were_read_before_a_fault_come_before_it():
+def test_documents_that_were_read_before_a_fault_come_before_it(monkeypatch):
+    monkeypatch.setattr(reader, "_COUNTED", 1)
+
     def faulty():
         yield from documents([5] * 100)
         raise ValueError("the mount is gone")

@@ -6,6 +6,7 @@ import pytest
 from helpers_run import SENTENCE, by_id, start, watch_requests, write_job, write_jsonl
 from helpers_tokenizers import FAMILIES, LOSSLESS, model
 
+from batchgen import reader
 from batchgen.plain_text import is_control
 
 # What such documents hold, by the family whose control tokens they are. Each model gets all of them.
@@ -42,6 +43,7 @@ def sent(tmp_path, monkeypatch):
         folder = model(name, tmp_path / "model")
         docs = write_jsonl(tmp_path / "in/a.jsonl", attacked(place))
         item = {"path": str(docs), "id_field": "id", "keep": {"title": "title", "id": "doc"}}
+        monkeypatch.setattr(reader, "ordered", lambda window, last: list(window))  # prompts in the order of the input
         requests = watch_requests(monkeypatch)
         job = write_job(
             tmp_path, [item], engine={"backend": "fake", "args": {"model": str(folder)}},
