@@ -227,6 +227,70 @@ def export(
     return 0
 
 
+@cli.command()
+@_JOB
+@_SET
+@click.option(
+    "--against",
+    metavar="NAME",
+    multiple=True,
+    default=("generate",),
+    show_default=True,
+    help="What else does the work: generate, loop-K, transformers-K, vllm-throughput, ray-data or datatrove; can be "
+    "given several times.",
+)
+@click.option(
+    "--documents", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
+    help="Documents of the job, over again where it has fewer.",
+)  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(min=1), metavar="T",
+    help="Make every answer so long. Without it the job's sampling decides.",
+)  # fmt: skip
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, metavar="R", help="Turns of each of them."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write all figures as JSON."
+)
+@click.option(
+    "--peer-python",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="PATH",
+    help="The Python that runs contestants with a process of their own, where they are installed elsewhere.",
+)
+@_JSON
+def bench(
+    *,
+    job: Path,
+    sets: tuple[str, ...],
+    against: tuple[str, ...],
+    documents: int,
+    tokens: int | None,
+    rounds: int,
+    out: Path | None,
+    peer_python: Path | None,
+    as_json: bool,
+) -> int:
+    """Measure batchgen against other ways to do the same work.
+
+    A real run of the job's documents and its rivals take turns on one engine; rivals with an engine of their own come
+    after. Unequal work is not compared. docs/performance.md tells what the figures mean.
+    """
+    from batchgen import jobfile
+    from batchgen.bench import figures, measure
+
+    wish = measure.Wish(against, documents, tokens, rounds, peer_python)
+    found = measure.bench(jobfile.load(job, sets), wish, _stop())
+    if out is not None:
+        measure.write(out, found)
+    if as_json:
+        _print_json(found)
+    else:
+        _print(figures.table(found))
+    return 0
+
+
 @cli.command(name="demo-model")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 def demo_model(folder: Path) -> int:

@@ -1,13 +1,14 @@
 """One start of a run in this process: lock, fingerprint, plan, index, pass, settling, report."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from batchgen import __version__, checkpoint, duplicates, plan, sinks
 from batchgen.config import Job
 from batchgen.engines import settings
-from batchgen.engines.base import EngineInfo
+from batchgen.engines.base import Engine, EngineInfo
 from batchgen.errors import BatchgenError, ConfigError
 from batchgen.executors import identity
 from batchgen.executors.checking import Checked, check, tokenizer_of
@@ -47,8 +48,11 @@ class Options:
     retry: frozenset[str] | None = None
 
 
-def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
-    """Go on with the job's run, or begin it. Raises BatchgenError where nothing could be begun."""
+def run(file: JobFile, options: Options, stop: Stop, *, engine: Callable[[int | None], Engine] | None = None) -> Outcome:
+    """Go on with the job's run, or begin it. Raises BatchgenError where nothing could be begun.
+
+    engine: starts the engine in the job's place; for measurements that share one.
+    """
     with stop.raising():
         checked = check(file, fresh=options.fresh)
     if options.retry is not None and not RunDirectory(checked.job.output.path).run_json.exists():
@@ -56,7 +60,7 @@ def run(file: JobFile, options: Options, stop: Stop) -> Outcome:
             f"{checked.job.output.path}: there is no run yet that could have failed: `batchgen run` first"
         )
     with RunDirectory(checked.job.output.path) as directory:
-        return _Attempt(checked, options, stop, directory).run()
+        return _Attempt(checked, options, stop, directory, engine).run()
 
 
 @dataclass
@@ -65,6 +69,7 @@ class _Attempt:
     options: Options
     stop: Stop
     directory: RunDirectory
+    engine: Callable[[int | None], Engine] | None
     stats: Stats = field(default_factory=Stats)
     _tokenizer: Tokenizer | None = None
 
@@ -127,7 +132,9 @@ class _Attempt:
             whole=loaded.whole,
             index=loaded.index,
             prompts=self._prompts,
-            engine=lambda documents: starter.engine(self.stats.counts.engine_starts, documents),
+            engine=self.engine or (
+                lambda documents: starter.engine(self.stats.counts.engine_starts, documents)
+            ),
             workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
             committer=committer,
             strikes=strikes,
