@@ -4,7 +4,7 @@ import sys
 
 from batchgen.lifecycle import Stop
 
-_CATCHING = ("run", "retry-failed")  # other commands change nothing, and a signal just ends them
+_CATCHING = ("run", "retry-failed", "bench")  # others change nothing, and a signal just ends them
 
 
 def main() -> None:

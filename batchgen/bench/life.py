@@ -18,7 +18,7 @@ from batchgen.bench.figures import OURS, Turn
 from batchgen.bench.work import Work, mark
 from batchgen.data import Completion, Request
 from batchgen.engines.base import Engine, EngineInfo, EngineMetrics, Limits
-from batchgen.errors import OK, EngineError
+from batchgen.errors import OK, BatchgenError, EngineError
 from batchgen.executors import local
 from batchgen.executors.checking import tokenizer_of
 from batchgen.executors.starting import Starter
@@ -31,6 +31,12 @@ _EMPTY_S = 10.0  # what the engine takes to free the last blocks
 _WORD = (1 << 64) - 1
 
 
+class _GoneError(BatchgenError):
+    """The shared engine died; no EngineError, which a run would answer with another engine."""
+
+    exit_status = EngineError.exit_status
+
+
 class Lent:
     """The shared engine as one run sees it: closing it leaves it to the next turn. Notes what is sent, and since when.
 
@@ -41,13 +47,12 @@ class Lent:
         self._engine = engine
         self.since: float | None = None
         self.mark = 0
-        self._taken = False
+        self._death: str | None = None
 
     def take(self) -> Engine:
         """What a run calls to start its engine."""
-        if self._taken:
-            raise EngineError("the engine that all turns share has died")
-        self._taken = True
+        if self._death is not None:
+            raise _GoneError(self._death)
         return self
 
     @property
@@ -73,7 +78,11 @@ class Lent:
         self._engine.submit(request)
 
     def poll(self) -> list[Completion]:
-        return self._engine.poll()
+        try:
+            return self._engine.poll()
+        except EngineError as e:
+            self._death = str(e)
+            raise
 
     def abort(self, custom_ids: Sequence[str]) -> None:
         self._engine.abort(custom_ids)
