@@ -139,8 +139,8 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
-    return str(value)
+        return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
+    return "none" if value is None else str(value)
 
 
 def _aligned(lines: Sequence[Sequence[str]], sides: str) -> list[str]:

@@ -49,7 +49,7 @@ class Lent:
         self.mark = 0
         self._death: str | None = None
 
-    def take(self) -> Engine:
+    def take(self, _documents: int | None) -> Engine:
         """What a run calls to start its engine."""
         if self._death is not None:
             raise _GoneError(self._death)

@@ -139,26 +139,23 @@ def _tell(turn: Turn) -> None:
 def _conditions(file: JobFile, wish: Wish, life: Life) -> dict[str, Any]:
     work, info = life.work, life.engine.info
     lengths = [len(ids) for ids in work.prompts]
-    answers = f"{wish.tokens} tokens each" if wish.tokens else f"the job's, {work.job.sampling.max_tokens} at most"
-    by_hand = "LLM.generate with token ids that are there already, JSON lines"
-    if info.backend == "fake":
-        by_hand = "windows over the fake engine, not LLM.generate"
-    cores = len(os.sched_getaffinity(0))
+    by_hand = "windows over the fake engine" if info.backend == "fake" else "LLM.generate"
     return {
         "job": str(file.origin.file),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": info.device or "none",
-        "host": f"{cores} cores, Python {platform.python_version()}",
+        "device": info.device,
+        "host": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
         "backend": info.backend,
         "engine_args": json.loads(json.dumps(info.args, default=str)),
         "versions": {"batchgen": __version__, **info.versions},
-        "documents": f"{wish.documents:,}, {work.distinct:,} of them different",
-        "prompt_tokens": f"{sum(lengths):,}: {min(lengths):,} to {max(lengths):,} each",
-        "answers": answers,
-        "in_flight": f"{life.engine.limits.in_flight} of batchgen at most",
-        "checkpoint": f"every {work.job.checkpoint.rows:,} rows or {work.job.checkpoint.interval_s:g} s",
-        "rounds": f"{wish.rounds}, in turn in one engine life, prefix cache emptied before each turn",
-        "by_hand": by_hand,
+        "documents": len(lengths),
+        "different_documents": work.distinct,
+        "prompt_tokens": {"sum": sum(lengths), "shortest": min(lengths), "longest": max(lengths)},
+        "answer_tokens": {"each": wish.tokens} if wish.tokens else {"at_most": work.job.sampling.max_tokens},
+        "in_flight": life.engine.limits.in_flight,
+        "checkpoint": work.job.checkpoint.model_dump(),
+        "rounds": wish.rounds,
+        "generate_and_loops": f"{by_hand}, token ids made before",
     }
 
 

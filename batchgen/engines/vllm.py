@@ -176,7 +176,8 @@ class VllmEngine:
         sampling = self._sampling
         params = SamplingParams(temperature=sampling.temperature, max_tokens=max_tokens, **sampling.others)
         ids = [{"prompt_token_ids": list(one)} for one in prompts]
-        return [_completion(one) for one in self.llm.generate(ids, params, use_tqdm=False, lora_request=self._lora)]
+        outputs = self.llm.generate(ids, params, use_tqdm=False, lora_request=self._lora)
+        return [_completion(output, output.outputs[0].text) for output in outputs]
 
     def abort(self, custom_ids: Sequence[str]) -> None:
         self._core.abort_request(list(custom_ids))

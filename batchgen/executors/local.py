@@ -48,7 +48,9 @@ class Options:
     retry: frozenset[str] | None = None
 
 
-def run(file: JobFile, options: Options, stop: Stop, *, engine: Callable[[int | None], Engine] | None = None) -> Outcome:
+def run(
+    file: JobFile, options: Options, stop: Stop, *, engine: Callable[[int | None], Engine] | None = None
+) -> Outcome:
     """Go on with the job's run, or begin it. Raises BatchgenError where nothing could be begun.
 
     engine: starts the engine in the job's place; for measurements that share one.
@@ -132,9 +134,7 @@ class _Attempt:
             whole=loaded.whole,
             index=loaded.index,
             prompts=self._prompts,
-            engine=self.engine or (
-                lambda documents: starter.engine(self.stats.counts.engine_starts, documents)
-            ),
+            engine=self.engine or (lambda documents: starter.engine(self.stats.counts.engine_starts, documents)),
             workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
             committer=committer,
             strikes=strikes,

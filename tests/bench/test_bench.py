@@ -63,8 +63,11 @@ def test_batchgen_is_the_real_run_with_the_jobs_checkpoints(job):
     assert 0 <= ours["starved"] <= 1
     assert other["commits"] is None
     assert other["first_s"] == pytest.approx(other["seconds"], abs=0.01)
-    assert found["conditions"]["documents"] == "30, 20 of them different"
-    assert "not LLM.generate" in found["conditions"]["by_hand"]
+    conditions = found["conditions"]
+    assert (conditions["documents"], conditions["different_documents"]) == (30, 20)
+    assert (conditions["checkpoint"], conditions["answer_tokens"]) == ({"rows": 8, "interval_s": 30}, {"each": 12})
+    assert conditions["prompt_tokens"]["sum"] == ours["prompt_tokens"]
+    assert conditions["generate_and_loops"].startswith("windows over the fake engine")
 
 
 def test_a_window_is_durable_before_the_next_begins(job):
