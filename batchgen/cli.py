@@ -236,8 +236,8 @@ def export(
     multiple=True,
     default=("generate",),
     show_default=True,
-    help="What else does the work: generate, loop-K, transformers-K, vllm-throughput, ray-data or datatrove; can be "
-    "given several times.",
+    help="What else does the work: generate, loop-K, transformers-K, vllm-generate, vllm-throughput, ray-data or "
+    "datatrove; can be given several times.",
 )
 @click.option(
     "--documents", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",

@@ -17,7 +17,7 @@ from batchgen import plan
 from batchgen.bench.figures import OURS, Turn
 from batchgen.bench.work import Work, mark
 from batchgen.data import Completion, Request
-from batchgen.engines.base import Engine, EngineInfo, EngineMetrics, Limits
+from batchgen.engines.base import Engine, EngineMetrics
 from batchgen.errors import OK, BatchgenError, EngineError
 from batchgen.executors import local
 from batchgen.executors.checking import tokenizer_of
@@ -45,6 +45,7 @@ class Lent:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.limits, self.info = engine.limits, engine.info
         self.since: float | None = None
         self.mark = 0
         self._death: str | None = None
@@ -54,22 +55,6 @@ class Lent:
         if self._death is not None:
             raise _GoneError(self._death)
         return self
-
-    @property
-    def limits(self) -> Limits:
-        return self._engine.limits
-
-    @limits.setter
-    def limits(self, value: Limits) -> None:
-        self._engine.limits = value
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info
-
-    @info.setter
-    def info(self, value: EngineInfo) -> None:
-        self._engine.info = value
 
     def submit(self, request: Request) -> None:
         if self.since is None:

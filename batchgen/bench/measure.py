@@ -62,6 +62,8 @@ def bench(file: JobFile, wish: Wish, stop: Stop) -> dict[str, Any]:
         log.info("what was written so far, logs of the engine too: %s", folder)
         raise
     shutil.rmtree(folder, ignore_errors=True)
+    if peers:
+        conditions["versions_of_peers"] = {name: outside.versions[name] for name in peers if name not in not_run}
     return told([*turns, *more], conditions, not_run)
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from batchgen.lifecycle import Stop
 
 # The module of each; `transformers-K` has the size of its batches in its name.
 PEERS = {
+    "vllm-generate": "vllm_generate",
     "vllm-throughput": "vllm_throughput",
     "ray-data": "ray_data",
     "datatrove": "datatrove",
@@ -41,13 +42,17 @@ def is_peer(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Runs peers over one work. engine_args: those that the shared engine had. python: the interpreter for them."""
+    """Runs peers over one work. engine_args: those that the shared engine had. python: the interpreter for them.
+
+    versions: of the packages that a peer worked with, by its name.
+    """
 
     work: Work
     engine_args: Mapping[str, Any]
     folder: Path
     python: Path | None
     stop: Stop
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def turn(self, name: str, round_: int) -> Turn:
         """One process life. Raises NotRunError where the peer is not installed, or did not come to its end."""
@@ -59,6 +64,7 @@ class Outside:
         self._run(module, folder)
         try:
             found = json.loads((folder / "result.json").read_text())
+            self.versions[name] = found["versions"]
             return Turn(
                 contestant=name,
                 round=round_,
