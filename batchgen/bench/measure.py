@@ -146,7 +146,11 @@ def _conditions(file: JobFile, wish: Wish, life: Life) -> dict[str, Any]:
         "job": str(file.origin.file),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": info.device,
-        "host": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+        "host": {
+            "cores": len(os.sched_getaffinity(0)),
+            "load": round(os.getloadavg()[0], 1),
+            "python": platform.python_version(),
+        },
         "backend": info.backend,
         "engine_args": json.loads(json.dumps(info.args, default=str)),
         "versions": {"batchgen": __version__, **info.versions},
