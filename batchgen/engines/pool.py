@@ -197,7 +197,10 @@ class EnginePool:
         return all(isinstance(answer, worker.Forgotten) and answer.done for answer in answers)
 
     def metrics(self) -> EngineMetrics:
-        return _sum([self._gone, *(one.metrics for one in self._workers)])
+        told = _sum([self._gone, *(one.metrics for one in self._workers)])
+        engines = sum(one.metrics.rss_bytes or 0 for one in self._workers)
+        own = processes.memory([found for one in self._workers for found in _known(one.process.pid)])
+        return replace(told, rss_bytes=engines + own)
 
     def pulse(self) -> float | None:
         beats = [one.beat for one in self._workers if one.in_flight]
@@ -230,7 +233,7 @@ def _known(pid: int) -> list[psutil.Process]:
 
 
 def _sum(metrics: Sequence[EngineMetrics]) -> EngineMetrics:
-    """Counters and requests added up; the use of the KV cache is a mean over those that tell it."""
+    """Counters and requests added up; the use of the KV cache is a mean over those that tell it. No memory."""
 
     def total(name: str) -> int | None:
         told = [value for one in metrics if (value := getattr(one, name)) is not None]

@@ -76,6 +76,7 @@ def test_work_is_spread_over_all_of_them(start):
     assert not gone
     time.sleep(0.1)
     assert engine.metrics().generation_tokens == 24 * 16
+    assert engine.metrics().rss_bytes > 3 * (10 << 20)
 
 
 def test_what_a_killed_one_had_is_told_and_the_others_go_on(start):
