@@ -23,6 +23,7 @@ from batchgen.errors import BatchgenError, EngineError, ReplicaDiedError
 _POLL_S = 0.2
 # A worker looks after its engine itself; only one that cannot even do that is the loop's affair, later.
 _MARGIN_S = 30.0
+_CLOSE_S = 5.0  # an engine that closes by itself leaves no shared memory behind
 _TRIES = 3  # deaths of one engine without a finished request in between: it is left out
 log = logging.getLogger("batchgen")
 
@@ -214,6 +215,10 @@ class EnginePool:
     def close(self) -> None:
         workers, self._workers = self._workers, []
         for one in workers:
+            one.pipe.close()  # asks it to end
+        end = time.monotonic() + _CLOSE_S
+        for one in workers:
+            one.process.join(max(0.0, end - time.monotonic()) if one.limits and not one.in_flight else 0.0)
             _end(one)
 
 
