@@ -18,7 +18,9 @@ import psutil
 from batchgen.data import Completion, Request
 from batchgen.engines import processes, worker
 from batchgen.engines.base import Engine, EngineInfo, EngineMetrics, Limits
+from batchgen.engines.streams import standard_streams_to
 from batchgen.errors import BatchgenError, EngineError, ReplicaDiedError
+from batchgen.fsio import open_append
 
 _POLL_S = 0.2
 # A worker looks after its engine itself; only one that cannot even do that is the loop's affair, later.
@@ -95,7 +97,10 @@ class EnginePool:
         ours, theirs = context.Pipe()
         settings = worker.Settings(place.make, place.environment, self._stall_s, self._logs)
         process = context.Process(target=worker.main, args=(theirs, settings), name=f"engine {place.label}")
-        process.start()
+        self._logs.mkdir(parents=True, exist_ok=True)
+        # Python's resource tracker too: it begins with the first of them, and talks about what killed ones have left.
+        with open_append(self._logs / "engines.log", records=False) as log_file, standard_streams_to(log_file):
+            process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
         return _Worker(place, process, ours)
 

@@ -25,7 +25,9 @@ PROFILES: Mapping[str, Rules] = {
     "throughput": Rules(
         gpu={
             "max_num_seqs": 1024,  # vLLM's own value for 70 GiB and more; below that it takes 256
-            "max_num_batched_tokens": 16384,  # so too: large batches of prompt tokens keep the arithmetic busy
+            # About 1024 · (1 + prompt / answer tokens): a step then holds just the prompts that answers make room for.
+            # With vLLM's 16384 prompts come in bursts, and steps between them have few tokens (docs/performance.md).
+            "max_num_batched_tokens": 8192,
             "gpu_memory_utilization": 0.95,  # the KV cache gets what is left; 0.92 by default
         },
         # A CPU is busy with few sequences: more of them only take memory.

@@ -2,13 +2,11 @@
 
 import contextlib
 import gc
-import logging
 import math
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import psutil
 from batchgen.adapter import Adapter
 from batchgen.config import Sampling
 from batchgen.data import Completion, Request
-from batchgen.engines import compile_cache, processes, start_faults, vllm_names, vllm_plugin
+from batchgen.engines import compile_cache, processes, start_faults, streams, vllm_names, vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.engines.vllm_text import bulk_text
 from batchgen.errors import BatchgenError, ConfigError, EngineError
@@ -46,7 +44,7 @@ class VllmEngine:
             processes.end([process for process in processes.children() if process not in others])
             raise
         self._log = log
-        self._unlog = _log_to(log)
+        self._unlog = streams.vllm_log_to(log)
         self._processes = [process for process in processes.children() if process not in others]
         self._refused: list[Completion] = []
         self._sampling = sampling
@@ -268,7 +266,11 @@ def _start(args: dict[str, Any], sampling: Sampling, log: Path) -> Any:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     log.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(vllm_plugin.environment(log.parent) | compile_cache.environment())
-    with compile_cache.one_cold_start(args), open_append(log, records=False) as stream, _standard_streams_to(stream):
+    with (
+        compile_cache.one_cold_start(args),
+        open_append(log, records=False) as stream,
+        streams.standard_streams_to(stream),
+    ):
         begin = log.stat().st_size
         try:
             from vllm import LLM
@@ -285,47 +287,6 @@ def _start(args: dict[str, Any], sampling: Sampling, log: Path) -> Any:
                 _since(log, begin), reason or type(e).__name__, log=log, note=vllm_names.version_note()
             ) from e
     return llm
-
-
-def _log_to(log: Path) -> Callable[[], None]:
-    """Send what vLLM's logger in this process would print to `log`; the function returned undoes that.
-
-    Children keep the streams they were started with; this logger would otherwise go on to the terminal.
-    """
-    stream = open_append(log, records=False)
-    moved = [
-        handler
-        for handler in logging.getLogger("vllm").handlers
-        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr)
-    ]
-    for handler in moved:
-        handler.setStream(stream)
-
-    def undo() -> None:
-        for handler in moved:
-            handler.setStream(sys.stderr)
-        stream.close()
-
-    return undo
-
-
-@contextlib.contextmanager
-def _standard_streams_to(stream: Any) -> Iterator[None]:
-    """Stdout and stderr of this process, and of processes it starts meanwhile, go to `stream`."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    os.dup2(stream.fileno(), 1)
-    os.dup2(stream.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(saved[0], 1)
-        os.dup2(saved[1], 2)
-        os.close(saved[0])
-        os.close(saved[1])
 
 
 def _ask_for_stacks(engine: Sequence[psutil.Process]) -> None:

@@ -227,8 +227,10 @@ class _Attempt:
         starter.note(value)
         self.directory.write_run(value)
         if info.backend != "fake":
-            cache = f", KV cache {info.kv_cache_tokens:,} tokens" if info.kv_cache_tokens else ""
-            log.info("engine ready in %.0f s: %s%s", self.stats.engine_start_s, info.device, cache)
+            each = " each" if info.replicas > 1 else ""
+            cache = f", KV cache {info.kv_cache_tokens:,} tokens{each}" if info.kv_cache_tokens else ""
+            ready = "engine ready" if info.replicas == 1 else f"{info.replicas} engines ready"
+            log.info("%s in %.0f s: %s%s", ready, self.stats.engine_start_s, info.device, cache)
 
 
 def _tell_odd_files(files: plan.Plan) -> None:
