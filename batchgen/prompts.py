@@ -33,6 +33,7 @@ _EDGE = f"batchgen-{secrets.token_hex(8)}-boundary"
 _BOUNDARY = "5eb1c7"  # `{{ boundary }}` of all documents that do not hold it
 # Few texts have more: a longer document is encoded from its beginning only, until that fills the prompt.
 _MAX_CHARS_PER_TOKEN = 32
+_SEAM = 16  # tokens: so far from the end of a document the text behind it changes no token
 _NFKC_GROWTH = 11  # of the bytes of a text at most, by Unicode's most compatible normal form
 
 
@@ -160,6 +161,7 @@ class PromptBuilder:
         frame = tokenizer.frame(system, _STAND_IN)
         self._before, self._after = frame.before, frame.after
         self._lead, self._tail = frame.lead, frame.tail
+        self._last_around: tuple[tuple[str, str], list[list[int]]] | None = None
         if self._room < 1:
             raise ConfigError(
                 f"the prompt without any document takes {self._fixed} of {self._max} tokens: "
@@ -199,7 +201,7 @@ class PromptBuilder:
             if len(ids) <= self._room:
                 done[n] = Prepared(document, self._before + ids + self._after)
             else:
-                done[n] = self._too_long(document, around[n], tokens=self._fixed + len(ids))
+                done[n] = self._too_long(document, around[n], ids)
         return [done[n] for n in range(len(documents))]
 
     def bound(self, document: Document) -> int:
@@ -237,14 +239,15 @@ class PromptBuilder:
         before, after = before.encode(errors="replace").decode(), after.encode(errors="replace").decode()
         return self._lead + before, after + self._tail
 
-    def _too_long(self, document: Document, around: tuple[str, str], *, tokens: int | None = None) -> Prepared:
-        """What the policy makes of a document that seems not to fit; `tokens` of its prompt, where they are known."""
-        lead, tail = self._tokenizer.encode_batch(around)
+    def _too_long(self, document: Document, around: tuple[str, str], ids: Sequence[int] = ()) -> Prepared:
+        """What the policy makes of a document that seems not to fit; `ids` of its user turn, where they are known."""
+        lead, tail = self._ids_around(around)
         if len(lead) + len(tail) >= self._room:
             sentence = f"the fields around the document take {len(lead) + len(tail)} tokens, {self._room} fit"
             return Prepared(document, [], error=("prompt_too_long", sentence))
+        tokens = self._fixed + len(ids) if ids else None
         if self._policy == "truncate":
-            return self._cut(document, around[0], tail)
+            return self._cut(document, around[0], tail, ids)
         # A beginning can have a token or two more than it has in the whole: twice the room is beyond doubt.
         if tokens is None and self._beginning(document, around[0], more_than=2 * self._room)[1]:
             ids = self._tokenizer.encode_batch([document.text.join(around)])[0]
@@ -257,10 +260,17 @@ class PromptBuilder:
             return Prepared(document, [], error=reason)
         return Prepared(document, [], skip=reason)
 
-    def _cut(self, document: Document, before: str, tail: list[int]) -> Prepared:
+    def _ids_around(self, around: tuple[str, str]) -> list[list[int]]:
+        """Ids of the text before and after a document; most documents have the same as the one before."""
+        if self._last_around is None or self._last_around[0] != around:
+            self._last_around = around, self._tokenizer.encode_batch(around)
+        return self._last_around[1]
+
+    def _cut(self, document: Document, before: str, tail: list[int], ids: Sequence[int]) -> Prepared:
         """The prompt with as much of the document's beginning as fits, at a token boundary."""
         room = self._room - len(tail)
-        ids, _ = self._beginning(document, before, more_than=room)
+        if len(ids) < self._room + _SEAM:  # not known, or the cut is where document and tail meet
+            ids, _ = self._beginning(document, before, more_than=room)
         # Encoded in two pieces a text can come out a token longer than as one: only a real cut is flagged.
         flags = (DOCUMENT_TRUNCATED,) if len(ids) > room else ()
         return Prepared(document, [*self._before, *ids[:room], *tail, *self._after], flags=flags)
