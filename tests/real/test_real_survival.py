@@ -181,3 +181,45 @@ def test_the_run_finishes_by_itself_after_its_engine(job, out, fault, reason):
     assert len(found) == COUNT
     assert {row["status"] for row in found.values()} == {"ok"}
     assert max(row["attempts"] for row in found.values()) == 2
+
+
+@pytest.fixture
+def two_engines(tmp_path, model_folder):
+    """The job on two engines side by side."""
+    write_jsonl(tmp_path / "a.jsonl", [record(n, text=TEXT.format(n=n)) for n in range(COUNT)])
+    engine = real_engine(model_folder, kv_cache_memory_bytes=512 << 20) | {"stall_s": 15, "replicas_per_gpu": 2}
+    return write_job(
+        tmp_path, [tmp_path / "a.jsonl"], engine=engine, checkpoint={"rows": 8}, sampling={"max_tokens": 48}
+    )
+
+
+@pytest.mark.long
+def test_two_engines_drain_at_a_signal(two_engines, out):
+    with running(two_engines, out) as run:
+        assert sum("EngineCore" in command(one) for one in run.processes()) == 2
+        before = len(rows(out))
+        to_every_process(run)
+        ends_interrupted(run, out, before)
+
+
+@pytest.mark.long
+def test_two_engines_end_with_their_run(two_engines, out):
+    with running(two_engines, out) as run:
+        processes = run.processes()
+        run.child.kill()
+        run.child.wait()
+        assert left(processes, within_s=15) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [lambda core: core.kill(), lambda core: core.suspend()], ids=["killed", "stopped"])
+def test_one_of_two_engines_dies_and_the_other_goes_on(two_engines, out, fault):
+    with running(two_engines, out) as run:
+        fault(run.core())
+        assert run.child.wait(600) == 0
+        told = run.err.read_text()
+        assert "requests in flight are sent again" in told
+        assert "resource_tracker" not in told
+    found = by_id(out)
+    assert len(rows(out)) == len(found) == COUNT
+    assert {row["status"] for row in found.values()} == {"ok"}
