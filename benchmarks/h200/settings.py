@@ -2,8 +2,8 @@
 
     python benchmarks/h200/settings.py NAME '{"quantization": "fp8"}' OUT.jsonl [--documents 3072] [--tokens-in 778]
 
-Prompts are random token ids. Adds a line to OUT.jsonl: docs/s from the first request to the last answer, and in steady
-state (the middle three fifths of the answers).
+Prompts are random token ids. Adds a line to OUT.jsonl: docs/s from the first request to the last answer. Answers of
+equal length end in waves: compare runs of equally many documents, and of many.
 """
 
 import argparse
@@ -52,11 +52,9 @@ def measure(args, options) -> dict:
     roll(llm.llm_engine, prompts[options.documents :], params, "warm-up")
     begin = time.monotonic()
     moments = roll(llm.llm_engine, prompts[: options.documents], params, "run")
-    low, high = options.documents // 5, options.documents * 4 // 5
     return {
         "start_s": round(started, 1),
         "docs_per_s": round(options.documents / (moments[-1] - begin), 2),
-        "steady_docs_per_s": round((high - low) / (moments[high] - moments[low]), 2),
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "kv_tokens": getattr(config.cache_config, "kv_cache_size_tokens", None),
