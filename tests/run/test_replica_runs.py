@@ -52,6 +52,7 @@ def test_all_documents_get_a_row_and_the_report_tells_the_engines(tmp_path, out)
     assert outcome.exit_status == 0
     assert len(rows(out)) == len(by_id(out)) == 60
     assert outcome.report["engine"]["replicas"] == 3
+    assert "fake, 3 engines, each with" in (out / "report.md").read_text()
     assert outcome.report["attempt"]["requests"] == 60
     assert outcome.report["attempt"]["tokens"]["output"] == 60 * 24
 
