@@ -3,6 +3,7 @@
 What every engine promises is in tests/contract; here are whole pools of fake engines in processes of their own.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 from batchgen.config import FakeEngine as Faults
 from batchgen.data import Request
 from batchgen.engines import pool as pools
+from batchgen.engines import processes
 from batchgen.engines.fake import FakeEngine
 from batchgen.engines.pool import EnginePool, Place
 from batchgen.engines.start_faults import StartError
@@ -27,10 +29,19 @@ def make(faults):
     return FakeEngine(Faults(**faults), BytesTokenizer(), max_num_seqs=4, max_model_len=512, fill_first=False)
 
 
+def workers():
+    """Processes that are or could become engines of this process."""
+    found = []
+    for one in processes.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [one] if "--multiprocessing-fork" in one.cmdline() else []
+    return found
+
+
 @pytest.fixture
 def start(tmp_path):
     """Starts a pool of fake engines, one a mapping of faults; closed at the end."""
-    made = []
+    made, before = [], workers()
 
     def start(*faults, stall_s=60.0):
         places = [Place(str(n), {"REPLICA": str(n)}, partial(make, one)) for n, one in enumerate(faults)]
@@ -40,7 +51,7 @@ def start(tmp_path):
     yield start
     for one in made:
         one.close()
-    assert not [child for child in psutil.Process().children() if "engine" in " ".join(child.cmdline()[-1:])]
+    assert not psutil.wait_procs(set(workers()) - set(before), timeout=5)[1]
 
 
 def requests(count, text="harbour board"):
@@ -162,8 +173,7 @@ def test_signals_are_left_to_the_run(start):
 def test_a_start_that_fails_is_told_and_leaves_no_process(start):
     with pytest.raises(StartError, match="CUDA out of memory"):
         start({}, {"start_faults": ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."]})
-    assert not [one for one in psutil.Process().children() if one.is_running() and one.status() != "zombie"
-                and "multiprocessing.spawn" in " ".join(one.cmdline())]  # fmt: skip
+    assert not psutil.wait_procs(workers(), timeout=5)[1]
 
 
 def test_each_has_its_own_environment(tmp_path):

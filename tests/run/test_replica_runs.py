@@ -1,5 +1,6 @@
 """Whole runs on several engines: one row a document, whichever of them dies, and whatever their number was before."""
 
+import contextlib
 import threading
 import time
 
@@ -20,7 +21,11 @@ def job(tmp_path, records, *, replicas=2, **fake):
 
 
 def workers():
-    return [one for one in processes.children() if "--multiprocessing-fork" in one.cmdline()]
+    found = []
+    for one in processes.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [one] if "--multiprocessing-fork" in one.cmdline() else []
+    return found
 
 
 def kill_one_soon(folder):
