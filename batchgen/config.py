@@ -179,7 +179,7 @@ class Engine(Section):
         300.0, gt=0, description="An engine that gives no sign of work for so many seconds is started again."
     )
     replicas_per_gpu: Annotated[
-        int | Literal["auto"], BeforeValidator(_count_or_auto, json_schema_input_type=int | Literal["auto"])
+        Int | Literal["auto"], BeforeValidator(_count_or_auto, json_schema_input_type=int | Literal["auto"])
     ] = Field(
         "auto",
         description="Engines side by side on each GPU, each with its share of the memory. `auto`: several for models "

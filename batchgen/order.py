@@ -18,13 +18,15 @@ def ordered(window: Sequence[Prepared], *, last: bool) -> list[Prepared]:
     """The documents of a window as they are to be sent; `last`: no others come after these.
 
     One that begins like an earlier one moves up to it, the others keep their order. In the last window those that
-    begin alike stay together, and the longest goes first, within and between them.
+    begin alike stay together, and the longest goes first, within and between them. Those that are not sent at all come
+    before all others: their rows need no engine.
     """
-    groups = _groups(window)
+    unsent = [one for one in window if not one.prompt_ids]
+    groups = _groups([one for one in window if one.prompt_ids])
     if last:
         groups = [sorted(group, key=_length, reverse=True) for group in groups]
         groups.sort(key=lambda group: _length(group[0]), reverse=True)
-    return [one for group in groups for one in group]
+    return [*unsent, *(one for group in groups for one in group)]
 
 
 def _length(one: Prepared) -> int:
@@ -32,8 +34,8 @@ def _length(one: Prepared) -> int:
 
 
 def _groups(window: Sequence[Prepared]) -> list[list[Prepared]]:
-    """Documents that begin alike, in the order of the window; documents that are not sent are alike too."""
-    prompts: list[Any] = [one.prompt_ids for one in window if one.prompt_ids]
+    """Documents that begin alike, in the order of the window."""
+    prompts: list[Any] = [one.prompt_ids for one in window]
     shared = _common(min(prompts), max(prompts)) if prompts else 0  # of all of them: none lies outside of these two
     found: dict[tuple[int, ...], list[Prepared]] = {}
     for one in window:

@@ -13,7 +13,7 @@ import jsonlines
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers_run import by_id, record, rows, start, stop_after_a_part, write_job, write_jsonl
+from helpers_run import SENTENCE, by_id, record, rows, start, stop_after_a_part, write_job, write_jsonl
 
 from batchgen import failed, fsio
 from batchgen.errors import OutputError
@@ -211,7 +211,8 @@ def test_a_row_that_no_longer_holds_is_not_listed(tmp_path, out):
     path = write_jsonl(tmp_path / "a.jsonl", [record(n, text=n) for n in range(6)])
     job = write_job(tmp_path, [path], checkpoint={"rows": 2})
     start(job)
-    write_jsonl(path, [*map(record, range(4)), *(record(n, text=n) for n in (4, 5)), *map(record, range(10, 40))])
+    edited = [record(n, text=f"{SENTENCE.format(n=n)} It took until the evening.") for n in range(4)]  # sent first
+    write_jsonl(path, [*edited, *(record(n, text=n) for n in (4, 5)), *map(record, range(10, 40))])
     outcome = start(job, "engine.fake.die_after=12", "engine.fake.lives=1")
     assert outcome.exit_status == 69
     assert len([row for row in rows(out) if row["id"] == "d1"]) == 2
@@ -265,7 +266,7 @@ def test_a_finished_run_with_failed_documents_imports_nothing_heavy(tmp_path, ou
     job = write_job(tmp_path, [{"dataset": dataset, "id_field": "id", "keep": ["title"]}])
     assert start(job, fail(0)).exit_status == 3
     code = (
-        "import sys; from batchgen import cli; from batchgen.executors import local; from batchgen import config;"
+        "import sys; from batchgen import cli; from batchgen.executors import local; from batchgen import jobfile;"
         "from batchgen.lifecycle import Stop; from pathlib import Path;"
         f"found = local.run(jobfile.load(Path({str(job)!r})), local.Options(), Stop());"
         "assert found.exit_status == 3; print(sorted({'datasets', 'torch', 'vllm', 'transformers'} & set(sys.modules)))"

@@ -101,6 +101,7 @@ def test_output_tokens_are_those_generated_not_those_asked_for(tmp_path):
 def test_an_engine_that_could_run_more_than_is_read_is_starved(tmp_path, monkeypatch):
     """Also one that always has something in flight: its seats are empty all the same."""
     monkeypatch.setattr(reader, "_BATCH_S", 0.0)
+    monkeypatch.setattr(reader, "_COUNTED", 1)
 
     def slowly(line, reading):
         for document in reader.read_documents(line, reading):
