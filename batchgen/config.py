@@ -16,8 +16,8 @@ from batchgen.values import Bool, Float, Int
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
 COLUMNS = (
     "id", "id_type", "summary", "status", "error_type", "error", "finish_reason", "flags", "prompt_tokens",
-    "cached_tokens", "completion_tokens", "reasoning_tokens", "dropped_tokens", "requests", "attempts", "source",
-    "place", "doc_key", "content_hash", "fingerprint", "finished_at",
+    "cached_tokens", "completion_tokens", "reasoning_tokens", "dropped_tokens", "requests", "pieces", "depth",
+    "attempts", "source", "place", "doc_key", "content_hash", "fingerprint", "finished_at",
 )  # fmt: skip
 
 
@@ -161,6 +161,9 @@ class FakeEngine(Section):
     lives: Int | None = Field(None, ge=1, description="So many engines start in an attempt, further ones do not.")
     die_on: str | None = Field(None, description="The engine dies when it comes to a prompt that holds this text.")
     hang_on: str | None = Field(None, description="The engine hangs when it comes to a prompt that holds this text.")
+    copies: str | None = Field(
+        None, description="The answer to a prompt is what of it matches this regular expression, where something does."
+    )
     answers: list[FakeAnswer] = Field(default_factory=list, description="Answers to certain prompts.")
     start_faults: list[str] = Field(
         default_factory=list,
@@ -217,9 +220,56 @@ class Sampling(BaseModel):
 
 
 class LongDocuments(Section):
-    policy: Literal["truncate", "fail", "skip"] = Field(
-        "truncate", description="What becomes of a document that does not fit: cut at its end, failed or skipped."
+    """The three prompts take the place of `prompt.user`; the chat template and `prompt.system` stay around them."""
+
+    policy: Literal["truncate", "map_reduce", "refine", "fail", "skip"] = Field(
+        "truncate",
+        description="What becomes of a document that does not fit: cut, summarized whole in pieces (`map_reduce`, "
+        "`refine`), failed or skipped; docs/long-documents.md compares them.",
     )
+    keep: Literal["head", "head_tail", "middle_out"] = Field(
+        "head",
+        description="What `truncate` keeps: the beginning; beginning and end, half of the room each; the same in whole "
+        "sentences.",
+    )
+    overlap_tokens: Int = Field(
+        64, ge=0, description="Tokens at the end of a piece that the next one repeats, a quarter of a piece at most."
+    )
+    max_requests: Int = Field(
+        256, ge=2, description="Requests for one document at most; one that takes more has failed."
+    )
+    max_depth: Int = Field(
+        4, ge=1, description="`map_reduce`: how often summaries are summarized again, until one is left, at most."
+    )
+    piece: str = Field(
+        "Write a summary of the following part of a longer document. Keep names, figures and results.\n\n{{ text }}",
+        description="The user turn for a piece. `{{ text }}` is the piece.",
+    )
+    reduce: str = Field(
+        "The following are summaries of the parts of one document, in their order. Write one summary of the whole "
+        "document. Do not speak of parts.\n\n{{ text }}",
+        description="`map_reduce`: the user turn that puts summaries together. `{{ text }}` are the summaries.",
+    )
+    refine: str = Field(
+        "This is a summary of the beginning of a document:\n\n{{ summary }}\n\nThis is how the document goes on:"
+        "\n\n{{ text }}\n\nWrite one summary of all of it, that holds what both say. Do not speak of parts.",
+        description="`refine`: the user turn for a further piece, `{{ text }}`, with the `{{ summary }}` so far.",
+    )
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a document can take several requests."""
+        return self.policy in ("map_reduce", "refine")
+
+    @property
+    def in_force(self) -> tuple[str, ...]:
+        """The keys that make the text of a summary; with the others a job makes the same."""
+        keys = {
+            "truncate": ("keep",),
+            "map_reduce": ("overlap_tokens", "piece", "reduce"),
+            "refine": ("overlap_tokens", "piece", "refine"),
+        }
+        return "policy", *keys.get(self.policy, ())
 
 
 class Answers(Section):

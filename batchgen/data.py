@@ -10,6 +10,9 @@ Status = Literal["ok", "failed", "skipped"]
 # Flags of a record.
 DOCUMENT_TRUNCATED = "document_truncated"  # the document was cut to fit the context
 SUMMARY_CUT = "summary_cut"  # the summary reached max_tokens
+PIECE_CUT = "piece_cut"  # the answer to a piece of the document, or to several answers, reached max_tokens
+MAP_REDUCED = "map_reduced"  # the document was done in pieces, and their answers put together
+REFINED = "refined"  # the document was done piece after piece
 COPIED = "copied"  # the summary is the beginning of its document, word for word
 
 
@@ -51,10 +54,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A document as token ids, ready to be sent; `skip` and `error` are (type, sentence) and mean: never sent."""
+    """A document as token ids, ready to be sent; `skip` and `error` are (type, sentence) and mean: never sent.
+
+    pieces: of a document that does not fit and is done in pieces, as LongPrompts.cut says; `prompt_ids` is the first.
+    """
 
     document: Document
     prompt_ids: Sequence[int]
+    pieces: tuple[Sequence[int], ...] = ()
     flags: tuple[str, ...] = ()
     skip: tuple[str, str] | None = None
     error: tuple[str, str] | None = None
@@ -90,7 +97,8 @@ class Record:
     """One row of the output: what became of one document. The columns are described in docs/output.md.
 
     Tokens are summed over all its requests; of `completion_tokens`, `reasoning_tokens` are no part of a summary and
-    `dropped_tokens` belong to an answer that a better one replaced.
+    `dropped_tokens` belong to an answer that a better one replaced. pieces: 0 where the document was sent as one.
+    depth: how often answers were put together on the way from a piece to the summary.
     """
 
     document: Document
@@ -106,5 +114,7 @@ class Record:
     reasoning_tokens: int = 0
     dropped_tokens: int = 0
     requests: int = 0
+    pieces: int = 0
+    depth: int = 0
     attempts: int = 0
     finished_at: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -65,7 +65,7 @@ class Feed:
             if prepared is not None:
                 self._found = ahead.found
                 self._admit(prepared)
-            if self._line.committer.due:
+            if self._due:
                 self.commit()
             if self._line.stop.requested or (prepared is None and not patient):
                 return
@@ -151,7 +151,7 @@ class Feed:
             if self._line.stop.requested is None:  # no new request after a signal
                 self._submit(requests)
         # A sample follows each part, so that what telemetry sums up is never behind the rows.
-        if (self._line.committer.due and self.commit()) or self._line.telemetry.due:
+        if (self._due and self.commit()) or self._line.telemetry.due:
             self._line.telemetry.sample(self._line.stats, self._engine.metrics())
         self._line.progress.update(self._line.stats)
 
@@ -159,6 +159,11 @@ class Feed:
         assert self._condemned
         custom_id, reason = self._condemned
         self._condemned, self._probe = None, None
+        # Its document's other requests, suspects themselves, end with it.
+        others = {one.key for one in self._line.workflow.documents(custom_id)}
+        self._suspects = deque(
+            one for one in self._suspects if others.isdisjoint(two.key for two in self._line.workflow.documents(one))
+        )
         self._record(self._line.workflow.give_up(custom_id, ("engine_died", f"tried alone: {reason}")))
 
     def _record(self, records: Iterable[Record]) -> None:
@@ -228,9 +233,16 @@ class Feed:
             except ReplicaDiedError as e:
                 self._in_flight -= e.lost
 
+    @property
+    def _due(self) -> bool:
+        kept = self._line.kept
+        return self._line.committer.due or (kept is not None and kept.due)
+
     def commit(self) -> int:
-        """Write what has gathered as a part; its rows."""
+        """Write what has gathered as a part, and then the finished pieces of documents without a row; its rows."""
         rows = self._line.committer.commit()
+        if self._line.kept is not None:
+            self._line.kept.write()
         self._line.stats.counts.commit_s = self._line.committer.seconds
         if rows:
             self._line.telemetry.event("commit", rows=rows, total=self._line.committer.rows)

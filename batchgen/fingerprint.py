@@ -43,7 +43,8 @@ def fingerprint(
         found |= {f"adapter.{name}": value for name, value in adapter.identity().items()}
     found |= {f"engine.args.{k}": v for k, v in job.engine.args.items() if k not in _SPEED_ONLY}
     found |= {f"prompt.{k}": v for k, v in job.prompt.model_dump().items()}
-    found |= {"prompt.chat_template": chat_template, "long_documents.policy": job.long_documents.policy}
+    found["prompt.chat_template"] = chat_template
+    found |= {f"long_documents.{k}": getattr(job.long_documents, k) for k in job.long_documents.in_force}
     found |= {f"sampling.{k}": v for k, v in job.sampling.model_dump().items()}
     found |= {f"answers.{k}": v for k, v in job.answers.model_dump().items()}
     # The columns are no text, but all parts of a run share one schema.

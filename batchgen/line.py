@@ -8,6 +8,7 @@ from batchgen.config import Job
 from batchgen.data import Document
 from batchgen.engines.base import Engine, EngineInfo
 from batchgen.index import DoneIndex
+from batchgen.kept_answers import KeptAnswers
 from batchgen.lifecycle import Stop
 from batchgen.plan import Plan
 from batchgen.progress import Progress
@@ -35,7 +36,7 @@ class Line:
     """What one pass works with; `prompts` and `engine` are made when the first document needs them.
 
     engine: takes how many documents there are for it, None where there may be more than the reader counted.
-    documents: gives those to do, in the reader's thread.
+    documents: gives those to do, in the reader's thread. kept: where documents are done in pieces.
     """
 
     job: Job
@@ -55,3 +56,4 @@ class Line:
     engine_ready: Callable[[EngineInfo], None]
     documents: Callable[["Line", Reading], Iterator[Document]]
     limit: int | None = None
+    kept: KeptAnswers | None = None

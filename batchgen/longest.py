@@ -15,7 +15,10 @@ def longest_prompt(job: Job, plan: Plan, prompts: PromptBuilder, *, at_most: int
         try:
             for documents in batched(open_source(job, split.input, split.source).read(split)):
                 longer = [(one, split.input) for one in documents if prompts.bound(one) > longest]
-                longest = max([longest, *(len(one.prompt_ids) for one in prompts.prepare(longer))])
+                prepared = prompts.prepare(longer)
+                if any(one.pieces for one in prepared):  # prompts that are made of answers can have any length
+                    return at_most
+                longest = max([longest, *(len(one.prompt_ids) for one in prepared)])
                 if longest >= at_most:
                     return longest
         except InputError:  # told by the pass itself, which comes no further than this one

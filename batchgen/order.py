@@ -30,16 +30,25 @@ def ordered(window: Sequence[Prepared], *, last: bool) -> list[Prepared]:
 
 
 def _length(one: Prepared) -> int:
-    return len(one.prompt_ids)
+    return sum(map(len, one.pieces)) or len(one.prompt_ids)
 
 
 def _groups(window: Sequence[Prepared]) -> list[list[Prepared]]:
+<<<<<<< HEAD
     """Documents that begin alike, in the order of the window."""
     prompts: list[Any] = [one.prompt_ids for one in window]
+=======
+    """Documents that begin alike, in the order of the window; documents that are not sent are alike too.
+
+    One that is done in pieces stays where it is: all of them begin alike, and would stand together before the others.
+    """
+    prompts: list[Any] = [one.prompt_ids for one in window if one.prompt_ids]
+>>>>>>> long
     shared = _common(min(prompts), max(prompts)) if prompts else 0  # of all of them: none lies outside of these two
     found: dict[tuple[int, ...], list[Prepared]] = {}
-    for one in window:
-        found.setdefault(tuple(one.prompt_ids[shared : shared + _BLOCK]), []).append(one)
+    for n, one in enumerate(window):
+        alike = (-1, n) if one.pieces else tuple(one.prompt_ids[shared : shared + _BLOCK])
+        found.setdefault(alike, []).append(one)
     return list(found.values())
 
 

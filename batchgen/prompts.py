@@ -5,72 +5,32 @@ is encoded once, so it is the same to the byte for every document and the prefix
 The length is checked on these final ids: prompt + max_tokens <= max_model_len.
 """
 
-import hashlib
-import itertools
 import logging
-import secrets
 import unicodedata
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import StrictUndefined, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 from batchgen.config import OWN_NAMES, Job
 from batchgen.data import DOCUMENT_TRUNCATED, Document, Prepared
 from batchgen.errors import ConfigError
 from batchgen.jobfile import Origin
+from batchgen.long_prompts import LongPrompts
+from batchgen.shorten import MAX_CHARS_PER_TOKEN, Shortener, beginning
 from batchgen.text import nearest, visible_chars
 from batchgen.tokenizer import Tokenizer
+from batchgen.turns import STAND_IN, NoTextError, Turn, environment, reason
 
 log = logging.getLogger("batchgen")
 _LOADS: tuple[type[nodes.Stmt], ...] = (nodes.Extends, nodes.FromImport, nodes.Import, nodes.Include)
-# Stand for the document and for the boundary while templates are rendered. Nobody who writes a document knows them.
-_STAND_IN = f"batchgen-{secrets.token_hex(8)}-document"
-_EDGE = f"batchgen-{secrets.token_hex(8)}-boundary"
-_BOUNDARY = "5eb1c7"  # `{{ boundary }}` of all documents that do not hold it
-# Few texts have more: a longer document is encoded from its beginning only, until that fills the prompt.
-_MAX_CHARS_PER_TOKEN = 32
-_SEAM = 16  # tokens: so far from the end of a document the text behind it changes no token
 _NFKC_GROWTH = 11  # of the bytes of a text at most, by Unicode's most compatible normal form
-
-
-class _NoTextError(Exception):
-    """A template prints something that is no value."""
-
-
-def _printed(value: Any) -> Any:
-    """What a template prints for a value. What shows its place in memory would be other text in each attempt."""
-    if value is None:
-        return ""
-    if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
-        way = "add | list or | join" if isinstance(value, Iterator) else "call it: ()"
-        raise _NoTextError(f"a {type(value).__name__} is printed, which is no text; {way}")
-    return value
-
-
-def environment() -> SandboxedEnvironment:
-    # Immutable: a kept value that a template changed would be changed in the output too.
-    return ImmutableSandboxedEnvironment(
-        undefined=StrictUndefined,
-        autoescape=False,
-        keep_trailing_newline=False,
-        finalize=_printed,
-    )
 
 
 def check_templates(job: Job, origin: Origin) -> None:
     """Raise ConfigError where a template is broken, uses an unknown name, or does not hold the document once."""
     at = ("prompt", "user")
-    names = _names(job.prompt.user, origin, at)
-    if names.count("text") != 1 or not _is_plain(job.prompt.user):
-        raise ConfigError(
-            f"{origin.place(at)}: prompt.user must hold {{{{ text }}}} exactly once, without filters or conditions"
-        )
-    if names.count("boundary") != _printed_plainly(job.prompt.user, "boundary"):
-        raise ConfigError(f"{origin.place(at)}: prompt.user must print {{{{ boundary }}}} as it is, without filters")
+    names = _check_turn(job.prompt.user, origin, at)
     for index, item in enumerate(job.input):
         known = [*OWN_NAMES, *item.keep.values()]
         for name in names:
@@ -79,13 +39,48 @@ def check_templates(job: Job, origin: Origin) -> None:
                     f"{origin.place(at)}: prompt.user uses {{{{ {name} }}}}, which input.{index} ({item.path}) does "
                     f"not keep{nearest(name, known)}; add it there: keep: [{name}]"
                 )
-    try:
-        environment().from_string(job.prompt.user).render(dict.fromkeys(names, ""))
-    except (SecurityError, OverflowError, _NoTextError) as e:  # the sandbox refuses long ranges by an OverflowError
-        raise ConfigError(f"{origin.place(at)}: prompt.user: {e}") from e
-    except Exception:  # real values may fit where empty ones do not
-        log.debug("prompt.user fails with empty values", exc_info=True)
+    _check_values(job.prompt.user, names, origin, at)
     _check_system(job, origin)
+    _check_long(job, origin)
+
+
+def _check_turn(template: str, origin: Origin, at: tuple[str, str]) -> list[str]:
+    """The names it reads, where it holds the text once."""
+    names, key = _names(template, origin, at), ".".join(at)
+    if names.count("text") != 1 or not _is_plain(template):
+        raise ConfigError(
+            f"{origin.place(at)}: {key} must hold {{{{ text }}}} exactly once, without filters or conditions"
+        )
+    if names.count("boundary") != _printed_plainly(template, "boundary"):
+        raise ConfigError(f"{origin.place(at)}: {key} must print {{{{ boundary }}}} as it is, without filters")
+    return names
+
+
+def _check_values(template: str, names: Sequence[str], origin: Origin, at: tuple[str, str]) -> None:
+    key = ".".join(at)
+    try:
+        environment().from_string(template).render(dict.fromkeys(names, ""))
+    except (SecurityError, OverflowError, NoTextError) as e:  # the sandbox refuses long ranges by an OverflowError
+        raise ConfigError(f"{origin.place(at)}: {key}: {e}") from e
+    except Exception:  # real values may fit where empty ones do not
+        log.debug("%s fails with empty values", key, exc_info=True)
+
+
+def _check_long(job: Job, origin: Origin) -> None:
+    for name in ("piece", "reduce", "refine"):
+        at, template = ("long_documents", name), getattr(job.long_documents, name)
+        names = _check_turn(template, origin, at)
+        if name == "refine" and not names.count("summary") == _printed_plainly(template, "summary") == 1:
+            raise ConfigError(
+                f"{origin.place(at)}: long_documents.refine must hold {{{{ summary }}}} exactly once, without filters"
+            )
+        known = [*OWN_NAMES, *job.prompt.variables, *(["summary"] if name == "refine" else [])]
+        for unknown in (one for one in names if one not in known):
+            raise ConfigError(
+                f"{origin.place(at)}: long_documents.{name} uses {{{{ {unknown} }}}}, which prompt.user does not use"
+                f"{nearest(unknown, known)}"
+            )
+        _check_values(template, names, origin, at)
 
 
 def _check_system(job: Job, origin: Origin) -> None:
@@ -99,7 +94,7 @@ def _check_system(job: Job, origin: Origin) -> None:
     try:
         environment().from_string(job.prompt.system).render()
     except Exception as e:  # templates compute: anything may come out
-        raise ConfigError(f"{origin.place(at)}: prompt.system: {_reason(e)}") from e
+        raise ConfigError(f"{origin.place(at)}: prompt.system: {reason(e)}") from e
 
 
 def _names(template: str, origin: Origin, at: tuple[str, str]) -> list[str]:
@@ -113,10 +108,6 @@ def _names(template: str, origin: Origin, at: tuple[str, str]) -> list[str]:
         raise ConfigError(f"{origin.place(at)}: {'.'.join(at)}: a prompt is one template and loads no others")
     wanted = meta.find_undeclared_variables(tree)
     return [n.name for n in tree.find_all(nodes.Name) if n.ctx == "load" and n.name in wanted]
-
-
-def _reason(e: Exception) -> str:
-    return f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
 
 
 def _is_plain(template: str) -> bool:
@@ -151,17 +142,17 @@ class PromptBuilder:
     """
 
     def __init__(self, job: Job, tokenizer: Tokenizer, *, max_prompt_tokens: int) -> None:
-        self._template = environment().from_string(job.prompt.user)
-        self._bounded = "boundary" in job.prompt.variables
-        self._policy = job.long_documents.policy
+        self._turn = Turn(job.prompt.user)
+        self._long = job.long_documents
         self._min_chars = [item.min_chars for item in job.input]
         self._tokenizer = tokenizer
         self._max = max_prompt_tokens
         system = None if job.prompt.system is None else environment().from_string(job.prompt.system).render()
-        frame = tokenizer.frame(system, _STAND_IN)
+        frame = tokenizer.frame(system, STAND_IN)
         self._before, self._after = frame.before, frame.after
         self._lead, self._tail = frame.lead, frame.tail
         self._last_around: tuple[tuple[str, str], list[list[int]]] | None = None
+        self.long = LongPrompts(job, tokenizer, frame, max_prompt_tokens=max_prompt_tokens)
         if self._room < 1:
             raise ConfigError(
                 f"the prompt without any document takes {self._fixed} of {self._max} tokens: "
@@ -190,9 +181,9 @@ class PromptBuilder:
                 try:
                     around[n] = self._around(document)
                 except Exception as e:  # noqa: BLE001  the template meets values of any type
-                    done[n] = Prepared(document, [], error=("template_failed", f"prompt.user: {_reason(e)}"))
+                    done[n] = Prepared(document, [], error=("template_failed", f"prompt.user: {reason(e)}"))
                     continue
-                if len(document.text) > self._room * _MAX_CHARS_PER_TOKEN:
+                if len(document.text) > self._room * MAX_CHARS_PER_TOKEN:
                     done[n] = self._too_long(document, around[n])
                 else:
                     texts[n] = document.text.join(around[n])
@@ -228,15 +219,7 @@ class PromptBuilder:
 
     def _around(self, document: Document) -> tuple[str, str]:
         """The text before and after the document that is encoded together with it."""
-        values: dict[str, Any] = {k: "" if v is None else v for k, v in document.fields.items()}
-        shown = self._template.render(values | {"text": _STAND_IN, "boundary": _EDGE})
-        before, found, after = shown.partition(_STAND_IN)
-        assert found
-        if self._bounded:
-            word = _boundary(document, before, after)
-            before, after = before.replace(_EDGE, word), after.replace(_EDGE, word)
-        # A lone surrogate deep in a kept field cannot be encoded.
-        before, after = before.encode(errors="replace").decode(), after.encode(errors="replace").decode()
+        before, after = self._turn.around(document)
         return self._lead + before, after + self._tail
 
     def _too_long(self, document: Document, around: tuple[str, str], ids: Sequence[int] = ()) -> Prepared:
@@ -246,19 +229,21 @@ class PromptBuilder:
             sentence = f"the fields around the document take {len(lead) + len(tail)} tokens, {self._room} fit"
             return Prepared(document, [], error=("prompt_too_long", sentence))
         tokens = self._fixed + len(ids) if ids else None
-        if self._policy == "truncate":
-            return self._cut(document, around[0], tail, ids)
+        if self._long.policy == "truncate":
+            return self._cut(document, around, ids)
         # A beginning can have a token or two more than it has in the whole: twice the room is beyond doubt.
-        if tokens is None and self._beginning(document, around[0], more_than=2 * self._room)[1]:
-            ids = self._tokenizer.encode_batch([document.text.join(around)])[0]
+        if tokens is None and beginning(document.text, around[0], self._encode, more_than=2 * self._room)[1]:
+            ids = self._encode(document.text.join(around))
             if len(ids) <= self._room:
                 return Prepared(document, self._before + ids + self._after)
             tokens = self._fixed + len(ids)
+        if self._long.in_pieces:
+            return self.long.cut(document)
         known = f"more than {self._max}" if tokens is None else tokens
-        reason = ("document_too_long", f"the prompt has {known} tokens, {self._max} fit beside sampling.max_tokens")
-        if self._policy == "fail":
-            return Prepared(document, [], error=reason)
-        return Prepared(document, [], skip=reason)
+        why = ("document_too_long", f"the prompt has {known} tokens, {self._max} fit beside sampling.max_tokens")
+        if self._long.policy == "fail":
+            return Prepared(document, [], error=why)
+        return Prepared(document, [], skip=why)
 
     def _ids_around(self, around: tuple[str, str]) -> list[list[int]]:
         """Ids of the text before and after a document; most documents have the same as the one before."""
@@ -266,40 +251,13 @@ class PromptBuilder:
             self._last_around = around, self._tokenizer.encode_batch(around)
         return self._last_around[1]
 
-    def _cut(self, document: Document, before: str, tail: list[int], ids: Sequence[int]) -> Prepared:
-        """The prompt with as much of the document's beginning as fits, at a token boundary."""
-        room = self._room - len(tail)
-        if len(ids) < self._room + _SEAM:  # not known, or the cut is where document and tail meet
-            ids, _ = self._beginning(document, before, more_than=room)
-        # Encoded in two pieces a text can come out a token longer than as one: only a real cut is flagged.
-        flags = (DOCUMENT_TRUNCATED,) if len(ids) > room else ()
-        return Prepared(document, [*self._before, *ids[:room], *tail, *self._after], flags=flags)
+    def _cut(self, document: Document, around: tuple[str, str], whole: Sequence[int]) -> Prepared:
+        """The prompt with as much of the document as fits."""
+        lead, tail = self._ids_around(around)
+        shortener = Shortener(document.text, around, lead, tail, self._encode, whole)
+        ids, cut = shortener.shortened(room=self._room, keep=self._long.keep)
+        flags = (DOCUMENT_TRUNCATED,) if cut else ()
+        return Prepared(document, [*self._before, *ids, *self._after], flags=flags)
 
-    def _beginning(self, document: Document, before: str, *, more_than: int) -> tuple[list[int], bool]:
-        """Ids of `before` and as much of the document as gives more ids; whether that is all of it."""
-        chars = more_than * _MAX_CHARS_PER_TOKEN
-        while True:
-            text = document.text[:chars]
-            ids = self._tokenizer.encode_batch([before + text])[0]
-            if len(text) == len(document.text):
-                return ids, True
-            if len(ids) > more_than:
-                return ids, False
-            chars *= 4
-
-
-def _boundary(document: Document, before: str, after: str) -> str:
-    """The first word that stands nowhere in the prompt, and the same one in each attempt.
-
-    All begin with the same; the next ones follow from the content, so that no document holds all of them.
-    """
-    for n in itertools.count():
-        word = _BOUNDARY
-        if n:
-            word = hashlib.blake2b(document.content + n.to_bytes(8, "big")).hexdigest()[: len(_BOUNDARY) - 1 + n]
-        near = len(word)
-        if not any(
-            word in part for part in (before + document.text[:near], document.text, document.text[-near:] + after)
-        ):
-            return word
-    raise AssertionError("unreachable")
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode_batch([text])[0]

@@ -171,7 +171,7 @@ class ReadAhead:
             item = self._queue.get(timeout=wait_s) if wait_s and not ready else self._queue.get_nowait()
             while isinstance(item, list):
                 ready += item
-                if len(ready) >= WINDOW and not self._read.is_set():
+                if sum(max(1, len(one.pieces)) for one in ready) >= WINDOW and not self._read.is_set():
                     break
                 item = self._queue.get_nowait()
             else:
@@ -197,4 +197,6 @@ def _light(prepared: Prepared, keep_chars: int) -> Prepared:
     document = prepared.document
     if len(document.text) > keep_chars:
         document = dataclasses.replace(document, text=document.text[:keep_chars])
-    return dataclasses.replace(prepared, document=document, prompt_ids=array("i", prepared.prompt_ids))
+    pieces = tuple(array("i", piece) for piece in prepared.pieces)
+    first = pieces[0] if pieces else array("i", prepared.prompt_ids)
+    return dataclasses.replace(prepared, document=document, prompt_ids=first, pieces=pieces)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from batchgen import __version__, fsio, plan
 from batchgen.checkpoint import repeated_keys, superseded
+from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
 from batchgen.rundir import RunDirectory
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.stats import Counts, counts_of, last_told
@@ -32,6 +33,9 @@ NOTES = (
     "damaged parts", "orphans", "engine deaths", "input files with errors", "edited documents", "duplicate ids",
     "failed documents",
 )  # fmt: skip
+# How a document went to the engine, by the flag of its row; `whole` without any.
+_WAYS = {"truncated": DOCUMENT_TRUNCATED, "map_reduce": MAP_REDUCED, "refine": REFINED}
+_COSTS = ("requests", "prompt_tokens", "completion_tokens")
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 _ENGINE = (
     "backend",
@@ -72,6 +76,7 @@ class Rows:
     status: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
+    ways: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in ("whole", *_WAYS)})
     kept_tokens: int = 0
     damaged: list[str] = field(default_factory=list)  # parts that are there and cannot be read
     superseded: int = 0  # rows that stand beside a newer one of their document, not counted above
@@ -96,15 +101,31 @@ class Rows:
                 self.reasons[f"{pair['status']}: {pair['error_type']}"] += pair["count_all"]
         for flag in pc.value_counts(pc.list_flatten(table.column("flags"))).to_pylist():
             self.flags[flag["values"]] += flag["counts"]
-        ok = table.filter(pc.equal(table.column("status"), "ok"))
+        self._add_ways(table)
+        ok = table.filter(pc.and_(pc.equal(table.column("status"), "ok"), pc.equal(table.column("pieces"), 0)))
         requests = pc.max_element_wise(ok.column("requests"), 1)  # those of a row have one prompt
         self.prompt_tokens.add(pc.divide(ok.column("prompt_tokens"), requests).to_numpy())
         kept = pc.subtract(ok.column("completion_tokens"), ok.column("dropped_tokens"))
         self.completion_tokens.add(kept.to_numpy())
+        ok = table.filter(pc.equal(table.column("status"), "ok"))
+        kept = pc.subtract(ok.column("completion_tokens"), ok.column("dropped_tokens"))
         self.kept_tokens += int(pc.sum(kept).as_py() or 0)
 
+    def _add_ways(self, table: pa.Table) -> None:
+        """What was sent, by the way that its documents took."""
+        sent = table.filter(pc.greater(table.column("requests"), 0))
+        flags = pc.binary_join(sent.column("flags").combine_chunks(), ",")
+        left = np.ones(len(sent), np.bool_)
+        for way, flag in [*_WAYS.items(), ("whole", "")]:
+            took = np.asarray(pc.match_substring(flags, flag), np.bool_) & left
+            left &= ~took
+            of_it = sent.filter(pa.array(took))
+            self.ways[way]["documents"] += len(of_it)
+            for name in _COSTS:
+                self.ways[way][name] += int(pc.sum(of_it.column(name)).as_py() or 0)
 
-_READ = ["status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests"]
+
+_READ = ["status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests", "pieces"]
 
 
 def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
@@ -171,6 +192,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
             "pending": None if scope.total_rows is None else max(0, scope.total_rows - rows.count + scope.stale),
             "reasons": dict(sorted(rows.reasons.items())),
             "flags": dict(sorted(rows.flags.items())),
+            "ways": {way: {name: costs[name] for name in ("documents", *_COSTS)} for way, costs in rows.ways.items()},
         },
         "attempt": {"number": scope.attempt} | _scope(scope.counts, _tokens(scope.counts)),
         "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(whole, run_tokens),

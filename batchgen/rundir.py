@@ -40,6 +40,8 @@ class RunDirectory:
         self.failed_jsonl = path / "failed.jsonl"
         self.retry_json = path / f"retry-{SHARD:05d}.json"
         self.strikes_json = path / f"strikes-{SHARD:05d}.json"
+        self.pieces = path / "pieces"
+        self.pieces_file = self.pieces / f"answers-{SHARD:05d}.jsonl"
         self.report_json = path / "report.json"
         self.report_md = path / "report.md"
         self._lock_file = path / "locks" / f"shard-{SHARD:05d}.lock"
@@ -79,7 +81,7 @@ class RunDirectory:
             "since": datetime.now(UTC).isoformat("T", "seconds"),
         }
         fsio.write_atomic(self._holder_file, json.dumps(holder).encode())
-        for folder in (self.path, self.summaries, self.orphans):
+        for folder in (self.path, self.summaries, self.orphans, self.pieces):
             fsio.clear_temporary(folder, self.owner)
         return self
 
@@ -146,6 +148,13 @@ class RunDirectory:
 
     def part(self, attempt: int, number: int, suffix: str) -> Path:
         return self.summaries / f"part-{attempt:05d}-{SHARD:05d}-{number:06d}{suffix}"
+
+    def remove_pieces(self) -> None:
+        """Remove the file with finished pieces, and its folder. Raises OutputError."""
+        if self.pieces.is_dir():
+            fsio.remove(self.pieces_file)
+            with contextlib.suppress(OSError):  # something else lies there
+                self.pieces.rmdir()
 
     def telemetry(self, attempt: int) -> Path:
         return self.path / f"telemetry-{SHARD:05d}-{attempt:05d}.jsonl"
@@ -248,6 +257,6 @@ def _refuse_lockless(path: Path) -> None:
 def _foreign(path: Path) -> str | None:
     """A name in the folder that no run directory holds."""
     ours = re.compile(
-        r"(\.tmp-.*|locks|logs|summaries|orphans|damaged|(run|plan|report|failed)\..*|(telemetry|strikes|retry)-.*)$"
+        r"(\.tmp-.*|locks|logs|summaries|orphans|damaged|pieces|(run|plan|report|failed)\..*|(telemetry|strikes|retry)-.*)$"
     )
     return next((entry.name for entry in sorted(path.iterdir()) if not ours.match(entry.name)), None)

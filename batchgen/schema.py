@@ -109,6 +109,8 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str):
+        return f"`{value}`".replace("\n", "\\n")  # a table has one line a row
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 

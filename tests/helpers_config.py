@@ -56,6 +56,7 @@ engine:
     lives: 8
     die_on: poison
     hang_on: swamp
+    copies: canary-[0-9]+
     answers:
       - match: quay wall
         text: <think>Walls.</think>The wall is new.
@@ -66,6 +67,13 @@ sampling:
   max_tokens: 32
 long_documents:
   policy: skip
+  keep: head_tail
+  overlap_tokens: 32
+  max_requests: 100
+  max_depth: 2
+  piece: "Part: {{ text }}"
+  reduce: "Parts: {{ text }}"
+  refine: "{{ summary }} and {{ text }}"
 answers:
   reasoning_end: </think>
   retry_max_tokens: 96

@@ -224,7 +224,15 @@ def test_rows_have_the_error_types_and_flags_of_the_page(run):
     met = {(row["status"], row["error_type"]) for row in rows(run) if row["error_type"]}
     assert met <= told
     # All but those that JSONL, the fake engine and this job cannot give: the search through the code misses none.
-    kinds = ("bad_value", "record_too_large", "empty_output", "reasoning_cut", "no_answer", "document_too_long")
+    kinds = (
+        "bad_value",
+        "record_too_large",
+        "empty_output",
+        "reasoning_cut",
+        "no_answer",
+        "document_too_long",
+        "not_reduced",
+    )
     assert told - met == {("failed", kind) for kind in kinds}
     assert {row["status"] for row in rows(run)} == set(table("output.md", "Statuses"))
 
@@ -245,7 +253,7 @@ def test_flags_stand_on_the_page():
 
 def leaves(value, at="") -> set[str]:
     """Dotted keys; what hangs below these depends on the run."""
-    whole = {"documents.reasons", "documents.flags", "engine.args", "versions"}
+    whole = {"documents.reasons", "documents.flags", "documents.ways", "engine.args", "versions"}
     if not isinstance(value, dict) or at in whole or re.fullmatch(r"lengths\.\w+", at):
         return {at}
     return {leaf for key, below in value.items() for leaf in leaves(below, f"{at}.{key}".lstrip("."))}

@@ -270,6 +270,70 @@ def _(bench):
     }
 
 
+LONG = "engine.args.max_model_len=300"
+
+
+def in_pieces(bench, *sets, policy="map_reduce"):
+    """A run in which each document has a text of some twenty sentences, and a context for a third of it."""
+    write_jsonl(bench.documents, [record(n, text=" ".join([record(n)["text"]] * 9)) for n in range(6)])
+    return bench.run(f"long_documents.policy={policy}", LONG, "sampling.max_tokens=40", *sets)
+
+
+@effect("long_documents.keep")
+def _(bench):
+    write_jsonl(bench.documents, [record(n, text=f"canary-1 {'word ' * 90} canary-2") for n in range(6)])
+    copies = ("engine.fake.copies='canary-\\d'", LONG)
+    assert set(bench.run(*copies).column("summary")) == {"canary-1"}
+    for keep in ("head_tail", "middle_out"):
+        assert set(bench.run(f"long_documents.keep={keep}", *copies).column("summary")) == {"canary-1 canary-2"}
+
+
+@effect("long_documents.overlap_tokens")
+def _(bench):
+    none, some = in_pieces(bench, "long_documents.overlap_tokens=0"), in_pieces(bench)
+    assert min(some.column("prompt_tokens")) > max(none.column("prompt_tokens"))
+
+
+@effect("long_documents.max_requests")
+def _(bench):
+    assert set(in_pieces(bench).column("status")) == {"ok"}
+    found = in_pieces(bench, "long_documents.max_requests=5")
+    assert set(found.column("error_type")) == {"document_too_long"}
+
+
+@effect("long_documents.max_depth")
+def _(bench):
+    assert set(in_pieces(bench).column("status")) == {"ok"}
+    assert set(in_pieces(bench, "long_documents.max_depth=1").column("error_type")) == {"not_reduced"}
+
+
+def prompts_hold(bench, key, template, policy):
+    words = ("engine.fake.copies=Barometer",)
+    assert "Barometer" not in in_pieces(bench, *words, policy=policy).column("summary")
+    found = in_pieces(bench, f"long_documents.{key}='Barometer {template}'", *words, policy=policy)
+    return found.column("summary")
+
+
+@effect("long_documents.piece")
+def _(bench):
+    assert set(prompts_hold(bench, "piece", "{{ text }}", "map_reduce")) == {"Barometer"}  # by way of the answers
+
+
+@effect("long_documents.reduce")
+def _(bench):
+    assert set(prompts_hold(bench, "reduce", "{{ text }}", "map_reduce")) == {"Barometer"}
+
+
+@effect("long_documents.refine")
+def _(bench):
+    assert set(prompts_hold(bench, "refine", "{{ summary }} {{ text }}", "refine")) == {"Barometer"}
+
+
+@effect("engine.fake.copies")
+def _(bench):
+    assert set(bench.run("engine.fake.copies='day \\d'").column("summary")) == {f"day {n}" for n in range(6)}
+
+
 @effect("prompt.system")
 def _(bench):
     with_it, without = bench.run("prompt.system=Write in French."), bench.run("prompt.system=~")

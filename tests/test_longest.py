@@ -5,6 +5,7 @@ import gzip
 import json
 
 import pytest
+from helpers_config import document as made
 from helpers_config import real_tokenizer
 from helpers_data import job as job_of
 from helpers_data import write_lines
@@ -131,3 +132,15 @@ def test_the_bound_allows_for_a_tokenizer_that_normalizes(tmp_path, text):
     for form in ("NFC", "NFKC"):
         assert _most_tokens(text) >= len(unicodedata.normalize(form, text).encode())
     del tmp_path
+
+
+def test_a_document_in_pieces_can_need_all_the_context(tmp_path):
+    """How long the prompts are that put its answers together is known when these are there."""
+    long = {"long_documents": {"policy": "map_reduce", "overlap_tokens": 0}}
+    job = texts(tmp_path, "x" * (ROOM + 100), **long)
+    sent = builder(job).prepare([(made("x" * (ROOM + 100)), 0)])[0].pieces
+    assert max(map(len, sent)) < ROOM
+    assert longest_prompt(job, planned(tmp_path, job), builder(job), at_most=ROOM) == ROOM
+    (tmp_path / "out/plan.json").unlink()
+    job = texts(tmp_path, "x" * 400, **long)
+    assert longest_prompt(job, planned(tmp_path, job), builder(job), at_most=ROOM) < 450

@@ -1,5 +1,6 @@
 """The order of a window: documents that begin alike meet, the last ones go longest first, and none is lost."""
 
+import dataclasses
 import itertools
 from array import array
 
@@ -112,3 +113,12 @@ def test_the_last_window_is_longest_first_within_and_between_those_that_begin_al
 
 def kind_of(one, kinds):
     return next(n for n, kind in enumerate(kinds) if numbers([one])[0] in kind)
+
+
+def test_documents_in_pieces_stand_apart_and_weigh_all_their_pieces():
+    """All of them begin alike: as a group they would go before everything that stands between them."""
+    window = prompts(alike(2), [3] * 60, alike(2), [4], alike(2))
+    for n in (0, 2, 4):
+        window[n] = dataclasses.replace(window[n], pieces=(window[n].prompt_ids,) * (n + 1))
+    assert order(window) == [0, 1, 2, 3, 4]
+    assert order(window, last=True) == [4, 2, 1, 0, 3]

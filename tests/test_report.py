@@ -9,7 +9,7 @@ import pytest
 from helpers_config import document
 
 from batchgen import report
-from batchgen.data import COPIED, DOCUMENT_TRUNCATED, SUMMARY_CUT, Record
+from batchgen.data import COPIED, DOCUMENT_TRUNCATED, MAP_REDUCED, SUMMARY_CUT, Record
 from batchgen.engines.base import EngineMetrics
 from batchgen.errors import OutputError
 from batchgen.rundir import RunDirectory
@@ -43,11 +43,19 @@ def records():
     """7 ok with 20 tokens each and prompts of 100 to 106, 2 failed, 1 skipped."""
     flags = [(SUMMARY_CUT,), (SUMMARY_CUT, COPIED), (DOCUMENT_TRUNCATED,), (), (), (), ()]
     ok = [
-        Record(document("x", n=n), "ok", summary="s", flags=flags[n], prompt_tokens=100 + n, completion_tokens=20)
+        Record(
+            document("x", n=n),
+            "ok",
+            summary="s",
+            flags=flags[n],
+            prompt_tokens=100 + n,
+            completion_tokens=20,
+            requests=1,
+        )
         for n in range(7)
     ]
     rest = [
-        Record(document("x", n=7), "failed", error_type="request_failed", error="e", completion_tokens=30),
+        Record(document("x", n=7), "failed", error_type="request_failed", error="e", completion_tokens=30, requests=1),
         Record(document("x", n=8), "failed", error_type="bad_json", error="e"),
         Record(document("", n=9), "skipped", error_type="empty", error="e"),
     ]
@@ -76,6 +84,21 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
+def ways(*values):
+    return dict(zip(("documents", "requests", "prompt_tokens", "completion_tokens"), values, strict=True))
+
+
+def test_documents_in_pieces_have_a_way_of_their_own_and_no_length(run):
+    long = {"flags": (MAP_REDUCED, SUMMARY_CUT), "requests": 9, "pieces": 8, "depth": 1}
+    more = Record(document("x", n=11), "ok", summary="s", prompt_tokens=900, completion_tokens=180, **long)
+    failed = Record(document("x", n=12), "failed", error_type="not_reduced", error="e", prompt_tokens=50, **long)
+    write_part(run, [*records(), more, failed])
+    built = report.build(run, scope(run))
+    assert built["documents"]["ways"]["map_reduce"] == ways(2, 18, 950, 180)
+    assert built["lengths"]["prompt_tokens"]["max"] == 106
+    assert "| map_reduce | 2 | 18 | 950 | 180 |" in report.markdown(built)
+
+
 def test_a_worked_example(run):
     write_part(run, records()[:4])
     write_part(run, records()[4:], number=2)
@@ -84,6 +107,10 @@ def test_a_worked_example(run):
         "total": 12, "total_is_exact": True, "ok": 7, "failed": 2, "skipped": 1, "pending": 2,
         "reasons": {"failed: bad_json": 1, "failed: request_failed": 1, "skipped: empty": 1},
         "flags": {"copied": 1, "document_truncated": 1, "summary_cut": 2},
+        "ways": {
+            "whole": ways(7, 7, 619, 150), "truncated": ways(1, 1, 102, 20), "map_reduce": ways(0, 0, 0, 0),
+            "refine": ways(0, 0, 0, 0),
+        },
     }  # fmt: skip
     attempt = built["attempt"]
     assert attempt["number"] == 2
@@ -151,7 +178,7 @@ def test_without_documents_rates_and_lengths_are_null(run):
     built = report.build(run, scope(run, counts=Counts(total_s=0.2), total_rows=0, attempt=1))
     assert built["documents"] == {
         "total": 0, "total_is_exact": True, "ok": 0, "failed": 0, "skipped": 0, "pending": 0, "reasons": {},
-        "flags": {},
+        "flags": {}, "ways": dict.fromkeys(("whole", "truncated", "map_reduce", "refine"), ways(0, 0, 0, 0)),
     }  # fmt: skip
     for where in ("attempt", "run"):
         assert set(built[where]["rates"].values()) == {None}
@@ -257,7 +284,7 @@ def test_tables_of_the_markdown_are_tables(run):
     engine_of(run)
     text = report.markdown(report.build(run, scope(run, total_exact=False)))
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for rows in blocks:
         assert len({row.count("|") for row in rows}) == 1, rows
         assert set(rows[1]) <= set("|-:")

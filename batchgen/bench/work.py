@@ -90,7 +90,9 @@ def make(file: JobFile, folder: Path, *, documents: int, tokens: int | None) -> 
 def _plain(job: Job, tokens: int | None) -> Job:
     """The job with one request a document, and answers of the wanted length."""
     answers = job.answers.model_copy(update={"retry_max_tokens": None})
-    return job.model_copy(update={"answers": answers, "sampling": _sampling(job.sampling, tokens)})
+    long = job.long_documents.model_copy(update={"policy": "skip"} if job.long_documents.in_pieces else {})
+    update = {"answers": answers, "sampling": _sampling(job.sampling, tokens), "long_documents": long}
+    return job.model_copy(update=update)
 
 
 def _sampling(sampling: Sampling, tokens: int | None) -> Sampling:

@@ -1,5 +1,6 @@
 """The engine for tests and dry runs: deterministic text, a set speed, faults on request, no model."""
 
+import re
 import threading
 import time
 from collections import deque
@@ -98,7 +99,11 @@ class FakeEngine:
         if len(request.prompt_ids) + request.max_tokens > self.limits.max_model_len:
             return _Answer(error=f"longer than max_model_len ({self.limits.max_model_len})")
         told = next((one for one in self._settings.answers if one.match in prompt), None)
-        answer = _own(request) if told is None else self._told(request, told)
+        copied = re.findall(self._settings.copies, prompt) if self._settings.copies else []
+        if told is not None or copied:
+            answer = self._told(request, told or FakeAnswer(match="", text=" ".join(dict.fromkeys(copied))))
+        else:
+            answer = _own(request)
         self._generation_tokens += len(answer.ids)
         return answer
 
@@ -111,8 +116,8 @@ class FakeEngine:
     @property
     def _reads(self) -> bool:
         """Whether anything depends on the words of a prompt."""
-        named = (self._settings.die_on, self._settings.hang_on, self._settings.fail_on, self._settings.answers)
-        return any(named)
+        faults = (self._settings.die_on, self._settings.hang_on, self._settings.fail_on)
+        return any((*faults, self._settings.copies, self._settings.answers))
 
     def _fault(self, prompt: str) -> None:
         """Die or hang where the settings say so."""

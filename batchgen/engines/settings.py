@@ -56,6 +56,12 @@ def max_num_seqs(job: Job) -> int:
     return _FAKE_MAX_NUM_SEQS if given is None else given
 
 
+def at_once(job: Job) -> int:
+    """Requests of one long document in flight: a quarter of what runs, so that it fills no engine alone."""
+    given = whole_number(job, "max_num_seqs") or profile(job).get("max_num_seqs") or _FAKE_MAX_NUM_SEQS
+    return max(1, int(given) // 4)
+
+
 def reads_weights(job: Job) -> bool:
     """Whether the engine will read the weights that lie beside the model's configuration."""
     args = job.engine.args

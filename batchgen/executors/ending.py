@@ -45,6 +45,7 @@ class Ending:
             checkpoint.settle(self.directory, self.sink, orphans)
         if self.reading.complete:
             self.line.strikes.forget()
+            self.directory.remove_pieces()
         if len(orphans):
             log.info("%s rows of documents that are gone were moved to %s", len(orphans), self.directory.orphans)
         return len(orphans)

@@ -1,5 +1,6 @@
 """One start of a run in this process: lock, fingerprint, plan, index, pass, settling, report."""
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from batchgen.executors.identity import OnChange
 from batchgen.executors.starting import Starter
 from batchgen.fingerprint import digest
 from batchgen.jobfile import JobFile
+from batchgen.kept_answers import KeptAnswers
 from batchgen.lifecycle import Stop
 from batchgen.line import Line, Reading
 from batchgen.pipeline import run_pass
@@ -30,6 +32,10 @@ from batchgen.stats import Stats, Telemetry
 from batchgen.strikes import Strikes
 from batchgen.tokenizer import Tokenizer
 from batchgen.watchdog import Watchdog
+from batchgen.workflows.base import Workflow
+from batchgen.workflows.long import Bounds
+from batchgen.workflows.map_reduce import MapReduceWorkflow
+from batchgen.workflows.refine import RefineWorkflow
 from batchgen.workflows.single import Rules, SingleWorkflow
 
 log = logging.getLogger("batchgen")
@@ -128,6 +134,10 @@ class _Attempt:
             self.job, self.directory, sink, digest(self.checked.fingerprint), attempt,
             {one.source: one for one in files.files}, loaded.whole,
         )  # fmt: skip
+        kept = None
+        if self.job.long_documents.in_pieces:
+            kept = KeptAnswers(self.directory, fingerprint=digest(self.checked.fingerprint),
+                               interval_s=self.job.checkpoint.interval_s)  # fmt: skip
         return Line(
             job=self.job,
             plan=files,
@@ -135,7 +145,7 @@ class _Attempt:
             index=loaded.index,
             prompts=self._prompts,
             engine=self.engine or (lambda documents: starter.engine(self.stats.counts.engine_starts, documents)),
-            workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
+            workflow=self._workflow(f"{SHARD}-{attempt}", kept),
             committer=committer,
             strikes=strikes,
             watchdog=Watchdog(
@@ -151,6 +161,7 @@ class _Attempt:
             engine_ready=lambda info: self._note_engine(info, starter),
             documents=read_documents if campaign is None else campaign.documents,
             limit=self.options.limit,
+            kept=kept,
         )
 
     def _pass(self, line: Line, sink: Sink, files: plan.Plan, campaign: Campaign | None, damaged: list[str]) -> Outcome:
@@ -207,6 +218,22 @@ class _Attempt:
 
     def _prompts(self) -> PromptBuilder:
         return PromptBuilder(self.job, self._make_tokenizer(), max_prompt_tokens=self.checked.max_prompt_tokens)
+
+    def _workflow(self, prefix: str, kept: KeptAnswers | None) -> Workflow:
+        long, rules = self.job.long_documents, self._rules()
+        if not long.in_pieces:
+            return SingleWorkflow(prefix=prefix, rules=rules)
+        bounds = Bounds(at_once=settings.at_once(self.job), requests=long.max_requests)
+        # With a tokenizer's frame of its own, made for the first answer: the reader's is at work in another thread.
+        prompts = functools.cache(lambda: self._prompts().long)
+        if long.policy == "refine":
+            return RefineWorkflow(
+                prefix=prefix, rules=rules, bounds=bounds, store=kept, refine=lambda *of: prompts().refine(*of)
+            )
+        return MapReduceWorkflow(
+            prefix=prefix, rules=rules, bounds=bounds, store=kept, join=lambda *of: prompts().join(*of),
+            max_depth=long.max_depth,
+        )  # fmt: skip
 
     def _rules(self) -> Rules:
         job = self.job

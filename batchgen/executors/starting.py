@@ -98,6 +98,8 @@ class Starter:
 
     def engine(self, lives: int, documents: int | None = None) -> Engine:
         """An engine. documents: those that the reader has for it, None where there may be more."""
+        if self.job.long_documents.in_pieces:  # nobody knows how many requests they are
+            documents = self.at_most = None
         known = [number for number in (self.at_most, documents) if number is not None]
         self.at_most = min(known, default=None)
         return self.adaptation.start(lambda args: self._start(args, lives))

@@ -123,7 +123,7 @@ def _settings(file: JobFile, job: Job, findings: Findings) -> tuple[Checked | No
     for check in job_checks(file):
         with findings.catching():
             check()
-    is_fine = not any((one.key or "").startswith("prompt") for one in findings.faults)
+    is_fine = not any((one.key or "").startswith(("prompt", "long_documents")) for one in findings.faults)
     model, is_found = None, False
     with findings.catching():
         model = model_of(job)
@@ -210,6 +210,7 @@ class _Sample:
     reasons: Counter[str] = field(default_factory=Counter)
     documents: int = 0
     truncated: int = 0
+    in_pieces: int = 0
     _batch: list[tuple[Document, Source, int]] = field(default_factory=list)
     _has_value: dict[tuple[int, str], bool] = field(default_factory=dict)  # by input and kept field
 
@@ -278,6 +279,7 @@ class _Sample:
                 self.reasons[f"skipped: {one.skip[0]}"] += 1
             else:
                 self.truncated += DOCUMENT_TRUNCATED in one.flags
+                self.in_pieces += bool(one.pieces)
                 self.tokens.append(len(one.prompt_ids))
 
     def value(self) -> dict[str, Any]:
@@ -286,6 +288,7 @@ class _Sample:
             "documents": self.documents,
             "prompt_tokens": {n: int(np.quantile(self.tokens, q)) if self.tokens else None for n, q in shares.items()},
             "truncated": self.truncated,
+            "in_pieces": self.in_pieces,
             "reasons": dict(sorted(self.reasons.items())),
         }
 
@@ -351,7 +354,7 @@ def _run(found: Mapping[str, Any]) -> list[str]:
         )
         room = found["max_prompt_tokens"]
         lines.append(f"  {'prompts':<9}{counts} of {room:,} tokens; {sample['documents']:,} documents looked at")
-        told = {"truncated": sample["truncated"]} | sample["reasons"]
+        told = {"truncated": sample["truncated"], "in pieces": sample["in_pieces"]} | sample["reasons"]
         lines += [f"    {name}: {count:,} of these" for name, count in told.items() if count]
     lines.append(f"  {'output':<9}{found['output']}")
     lines.append(f"  {'engine':<9}{found['backend']}, profile {found['engine_profile']}")

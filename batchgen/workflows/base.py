@@ -31,6 +31,20 @@ class Workflow(Protocol):
 
     def give_up(self, custom_id: str, error: tuple[str, str]) -> list[Record]:
         """Records of the documents in a request that will have no completion: failed for this reason, but where an
-        earlier answer holds a summary.
+        earlier answer holds a summary. Other requests of these documents are forgotten.
         """
+        ...
+
+
+class AnswerStore(Protocol):
+    """Answers to prompts of documents that are not finished, kept over kills. A prompt is known by a digest."""
+
+    def find(self, document: Document, prompt: bytes) -> Sequence[Completion]:
+        """What was kept for it, in its order; nothing where there is none."""
+        ...
+
+    def keep(self, document: Document, prompt: bytes, completions: Sequence[Completion]) -> None: ...
+
+    def forget(self, document: Document) -> None:
+        """It has its record."""
         ...

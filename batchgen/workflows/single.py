@@ -1,7 +1,7 @@
 """One document, one request, one record; an answer that was cut can be asked for once more, with more room."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchgen.data import COPIED, SUMMARY_CUT, Completion, Document, Prepared, Record, Request
@@ -73,8 +73,7 @@ class SingleWorkflow:
         """The record of the best answer; `error` is why there is none of the last request."""
         prepared = waiting.prepared
         completions = [answer.completion for answer in waiting.answers]
-        # Of two that are worth the same the later one: its error is the news.
-        best = max(reversed(waiting.answers), key=lambda answer: answer.merit, default=None)
+        best = best_of(waiting.answers)
         if best is not None and (error is None or best.summary is not None):
             error = best.error
         summary = None if best is None else best.summary
@@ -86,22 +85,15 @@ class SingleWorkflow:
             error_type=error[0] if error else None,
             error=error[1] if error else None,
             finish_reason=best.completion.finish_reason if best else None,
-            flags=_flags(prepared, best),
+            flags=flags_of(prepared, best),
             prompt_tokens=sum(one.prompt_tokens for one in completions),
             cached_tokens=sum(one.cached_tokens for one in completions),
             completion_tokens=total,
-            reasoning_tokens=sum(map(self._reasoning_tokens, waiting.answers)),
+            reasoning_tokens=sum(reasoning_tokens(self._rules, answer) for answer in waiting.answers),
             dropped_tokens=total - best.completion.completion_tokens if best else 0,
             requests=len(completions),
             attempts=waiting.attempts,
         )
-
-    def _reasoning_tokens(self, answer: Answer) -> int:
-        """What was generated besides the summary; where there is none, all of it."""
-        if self._rules.reasoning_end is None or answer.completion.error is not None:
-            return 0
-        spent = 0 if answer.summary is None else self._rules.count(answer.summary)
-        return max(0, answer.completion.completion_tokens - spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +115,21 @@ def unsent(prepared: Prepared) -> Record | None:
     return None
 
 
-def _flags(prepared: Prepared, answer: Answer | None) -> tuple[str, ...]:
+def best_of(answers: Sequence[Answer]) -> Answer | None:
+    """The answer that is kept, None where there is none."""
+    # Of two that are worth the same the later one: its error is the news.
+    return max(reversed(answers), key=lambda answer: answer.merit, default=None)
+
+
+def reasoning_tokens(rules: Rules, answer: Answer) -> int:
+    """What was generated besides the summary; where there is none, all of it."""
+    if rules.reasoning_end is None or answer.completion.error is not None:
+        return 0
+    spent = 0 if answer.summary is None else rules.count(answer.summary)
+    return max(0, answer.completion.completion_tokens - spent)
+
+
+def flags_of(prepared: Prepared, answer: Answer | None) -> tuple[str, ...]:
     flags = list(prepared.flags)
     if answer is not None and answer.summary is not None:
         if answer.cut:

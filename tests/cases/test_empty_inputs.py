@@ -40,9 +40,9 @@ def test_a_whole_report_and_no_engine(tmp_path, out, monkeypatch, name):
     for number in range(2):  # the second has nothing left to do
         assert start(job).exit_status == status
         report = strict((out / "report.json").read_text())
-        assert report["documents"] | {"reasons": 0} == {
+        assert report["documents"] | {"reasons": 0, "ways": 0} == {
             "total": total, "total_is_exact": True, "ok": 0, "failed": failed, "skipped": skipped, "pending": 0,
-            "reasons": 0, "flags": {},
+            "reasons": 0, "flags": {}, "ways": 0,
         }  # fmt: skip
         for scope in ("attempt", "run"):
             assert set(report[scope]["rates"].values()) == {None}

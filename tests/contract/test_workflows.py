@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.data import Completion
+from batchgen.workflows.long import Bounds
+from batchgen.workflows.map_reduce import MapReduceWorkflow
+from batchgen.workflows.refine import RefineWorkflow
 from batchgen.workflows.single import Rules, SingleWorkflow
 
 MAX_MODEL_LEN = 40
@@ -22,13 +25,73 @@ def single(**rules):
     )
 
 
+class Store:
+    """Keeps answers, over all documents and attempts of a test."""
+
+    def __init__(self):
+        self.answers = {}
+
+    def find(self, document, prompt):
+        return self.answers.get((document.key, prompt), ())
+
+    def keep(self, document, prompt, completions):
+        self.answers[document.key, prompt] = tuple(completions)
+
+    def forget(self, document):
+        self.answers = {at: one for at, one in self.answers.items() if at[0] != document.key}
+
+
+def join(document, texts):
+    """Up to three texts a prompt; long ones do not fit together."""
+    if any(len(text) > 25 for text in texts):
+        return [(1, []) for _ in texts]
+    groups = [texts[n : n + 3] for n in range(0, len(texts), 3)]
+    return [(len(group), [len(group)] * len(group)) for group in groups]
+
+
+def map_reduce(*, at_once=2, requests=7, max_depth=2, **rules):
+    return lambda prefix: MapReduceWorkflow(
+        prefix=prefix,
+        rules=Rules(max_tokens=8, max_model_len=MAX_MODEL_LEN, count=len, **rules),
+        bounds=Bounds(at_once=at_once, requests=requests),
+        join=join,
+        max_depth=max_depth,
+        store=Store(),
+    )
+
+
+def refine(*, requests=7, **rules):
+    return lambda prefix: RefineWorkflow(
+        prefix=prefix,
+        rules=Rules(max_tokens=8, max_model_len=MAX_MODEL_LEN, count=len, **rules),
+        bounds=Bounds(at_once=2, requests=requests),
+        refine=lambda document, summary, piece: None if len(summary) > 25 else [len(summary), *piece],
+        store=Store(),
+    )
+
+
 WORKFLOWS = {
     "single": single(),
     "single-retry": single(retry_max_tokens=30),
     "single-reasoning": single(reasoning_end="</think>"),
     "single-reasoning-retry": single(reasoning_end="</think>", retry_max_tokens=100),
+    "map_reduce": map_reduce(),
+    "map_reduce-wide": map_reduce(at_once=9, requests=99, max_depth=9, retry_max_tokens=30),
+    "map_reduce-reasoning-retry": map_reduce(requests=99, reasoning_end="</think>", retry_max_tokens=100),
+    "refine": refine(),
+    "refine-reasoning-retry": refine(requests=99, reasoning_end="</think>", retry_max_tokens=100),
 }
-TEXTS = st.sampled_from(["A summary.", "", " \u200b", "Thoughts </think>A summary.", "<think>Thoughts", "x</think>"])
+TEXTS = st.sampled_from(
+    [
+        "A summary.",
+        "A summary that is as long as they come.",
+        "",
+        " \u200b",
+        "Thoughts </think>A summary.",
+        "<think>Thoughts",
+        "x</think>",
+    ]
+)
 COMPLETIONS = st.fixed_dictionaries(
     {
         "text": TEXTS,
@@ -49,8 +112,9 @@ STEPS = st.lists(
 class Driver:
     """Plays the loop: knows which requests are open, and keeps what came out."""
 
-    def __init__(self, make):
+    def __init__(self, make, *, pieces):
         self.workflow = make("0-1")
+        self.pieces = pieces
         self.open, self.ids, self.records = {}, [], []
         self.admitted = 0
         self.tokens = Counter()
@@ -64,7 +128,9 @@ class Driver:
 
     def do(self, step, choice, completion):
         if step == "admit":
-            self.send(self.workflow.admit(prepared(n=self.admitted)))
+            # Some documents fit, the others have up to eight pieces.
+            pieces = tuple([70 + n] * 3 for n in range(self.admitted * 4 % 9)) if self.pieces else ()
+            self.send(self.workflow.admit(prepared(n=self.admitted, pieces=pieces)))
             self.admitted += 1
             return
         if not self.open:
@@ -72,12 +138,15 @@ class Driver:
         custom_id = sorted(self.open)[choice % len(self.open)]
         documents = [one.id for one in self.workflow.documents(custom_id)]
         assert documents
+        others = [one for one in self.open if self.workflow.documents(one)[0].id in documents]
         del self.open[custom_id]
         if step == "again":
             self.send([self.workflow.again(custom_id)])
         elif step == "give_up":
             records = self.workflow.give_up(custom_id, ("engine_died", "it died"))
             assert sorted(record.document.id for record in records) == sorted(documents)
+            for one in others:
+                self.open.pop(one, None)
             self.records += records
         else:
             for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
@@ -88,7 +157,7 @@ class Driver:
 
     def finish(self, completion):
         """Answer all that is open, with the same completion; it ends after few rounds."""
-        for _ in range(10):
+        for _ in range(40):
             self.send(self.workflow.flush())
             for _ in range(len(self.open)):
                 self.do("complete", 0, completion)
@@ -109,7 +178,7 @@ def check(record, *, reasons):
 @pytest.mark.parametrize("name", WORKFLOWS)
 @given(steps=STEPS, last=COMPLETIONS)
 def test_each_document_has_one_record_and_no_id_comes_twice(name, steps, last):
-    driver = Driver(WORKFLOWS[name])
+    driver = Driver(WORKFLOWS[name], pieces=not name.startswith("single"))
     for step in steps:
         driver.do(*step)
     driver.finish(last)

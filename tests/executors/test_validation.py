@@ -247,6 +247,15 @@ def test_the_sample_tells_what_will_be_cut_and_skipped(job, tmp_path):
     text = validation.text(look(job)[0])
     assert "longest 1,984 of 1,984 tokens" in text
     assert "truncated: 1 of these" in text
+    found = look(job, "long_documents.policy=map_reduce")[0]
+    assert (found["sample"]["truncated"], found["sample"]["in_pieces"]) == (0, 1)
+    assert "in pieces: 1 of these" in validation.text(found)
+
+
+def test_prompts_of_pieces_are_looked_at(job):
+    found, status = look(job, "long_documents.piece=none")
+    assert status == 78
+    assert "long_documents.piece must hold {{ text }} exactly once" in found["faults"][0]["fault"]
 
 
 def test_a_prompt_that_fails_on_values_is_a_warning(job):

@@ -71,3 +71,9 @@ def test_run_json_tells_the_profile_and_what_it_filled(tmp_path, out):
     )  # fmt: skip
     again = start(job(tmp_path, 4), "engine.profile=throughput")
     assert (again.exit_status, again.report["documents"]["ok"]) == (0, 4)
+
+
+@pytest.mark.parametrize("policy", ["map_reduce", "refine"])
+def test_documents_in_pieces_are_not_counted_since_each_can_be_many_requests(tmp_path, told, policy):
+    start(job(tmp_path, 5), f"long_documents.policy={policy}")
+    assert told == [None]
