@@ -34,16 +34,11 @@ def _length(one: Prepared) -> int:
 
 
 def _groups(window: Sequence[Prepared]) -> list[list[Prepared]]:
-<<<<<<< HEAD
-    """Documents that begin alike, in the order of the window."""
-    prompts: list[Any] = [one.prompt_ids for one in window]
-=======
-    """Documents that begin alike, in the order of the window; documents that are not sent are alike too.
+    """Documents that begin alike, in the order of the window.
 
     One that is done in pieces stays where it is: all of them begin alike, and would stand together before the others.
     """
-    prompts: list[Any] = [one.prompt_ids for one in window if one.prompt_ids]
->>>>>>> long
+    prompts: list[Any] = [one.prompt_ids for one in window]
     shared = _common(min(prompts), max(prompts)) if prompts else 0  # of all of them: none lies outside of these two
     found: dict[tuple[int, ...], list[Prepared]] = {}
     for n, one in enumerate(window):

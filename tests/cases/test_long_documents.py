@@ -209,7 +209,11 @@ def test_an_engine_that_dies_of_a_piece_dies_of_its_document(tmp_path, out, poli
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_engines_that_die_cost_no_piece(tmp_path, out, policy):
-    start(canary_job(tmp_path, ["word " * 3000] * 5, policy=policy), "engine.fake.die_after=30", "engine.args.max_num_seqs=8")
+    start(
+        canary_job(tmp_path, ["word " * 3000] * 5, policy=policy),
+        "engine.fake.die_after=30",
+        "engine.args.max_num_seqs=8",
+    )
     found = by_id(out)
     assert [re.findall(CANARY, found["str", f"d{n}"]["summary"]) for n in range(5)] == [canaries(n) for n in range(5)]
 
