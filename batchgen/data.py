@@ -51,10 +51,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A document as token ids, ready to be sent; `skip` and `error` are (type, sentence) and mean: never sent."""
+    """A document as token ids, ready to be sent; `skip` and `error` are (type, sentence) and mean: never sent.
+
+    turn: the text of its user turn, where it may share a prompt with others (job key `packing`).
+    """
 
     document: Document
     prompt_ids: Sequence[int]
+    turn: str | None = None
     flags: tuple[str, ...] = ()
     skip: tuple[str, str] | None = None
     error: tuple[str, str] | None = None
@@ -62,11 +66,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an engine is asked. `custom_id` is ours, never used twice in a run's life."""
+    """What an engine is asked. `custom_id` is ours, never used twice in a run's life.
+
+    schema: a JSON schema, as text, that the answer is held to.
+    """
 
     custom_id: str
     prompt_ids: Sequence[int]
     max_tokens: int
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,8 @@ class Record:
     """One row of the output: what became of one document. The columns are described in docs/output.md.
 
     Tokens are summed over all its requests; of `completion_tokens`, `reasoning_tokens` are no part of a summary and
-    `dropped_tokens` belong to an answer that a better one replaced.
+    `dropped_tokens` belong to an answer that a better one replaced. Of a request that it shared it has its share.
+    pack_size: documents in the request that gave the summary. pack_fallback: why the answer to a pack held none for it.
     """
 
     document: Document
@@ -105,6 +114,8 @@ class Record:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     dropped_tokens: int = 0
+    pack_size: int = 1
+    pack_fallback: str | None = None
     requests: int = 0
     attempts: int = 0
     finished_at: datetime = field(default_factory=lambda: datetime.now(UTC))

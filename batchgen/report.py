@@ -72,6 +72,9 @@ class Rows:
     status: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
+    packed: int = 0  # ok rows whose summary came out of a pack
+    fallbacks: Counter[str] = field(default_factory=Counter)  # rows that were sent alone after a pack, by reason
+    fallback_tokens: int = 0  # output tokens of theirs that were dropped
     kept_tokens: int = 0
     damaged: list[str] = field(default_factory=list)  # parts that are there and cannot be read
     superseded: int = 0  # rows that stand beside a newer one of their document, not counted above
@@ -96,6 +99,11 @@ class Rows:
                 self.reasons[f"{pair['status']}: {pair['error_type']}"] += pair["count_all"]
         for flag in pc.value_counts(pc.list_flatten(table.column("flags"))).to_pylist():
             self.flags[flag["values"]] += flag["counts"]
+        alone = table.filter(pc.is_valid(table.column("pack_fallback")))
+        for reason in pc.value_counts(alone.column("pack_fallback")).to_pylist():
+            self.fallbacks[reason["values"]] += reason["counts"]
+        self.fallback_tokens += int(pc.sum(alone.column("dropped_tokens")).as_py() or 0)
+        self.packed += int(pc.sum(pc.greater(table.column("pack_size"), 1)).as_py() or 0)
         ok = table.filter(pc.equal(table.column("status"), "ok"))
         requests = pc.max_element_wise(ok.column("requests"), 1)  # those of a row have one prompt
         self.prompt_tokens.add(pc.divide(ok.column("prompt_tokens"), requests).to_numpy())
@@ -104,7 +112,10 @@ class Rows:
         self.kept_tokens += int(pc.sum(kept).as_py() or 0)
 
 
-_READ = ["status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests"]
+_READ = [
+    "status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests", "pack_size",
+    "pack_fallback",
+]  # fmt: skip
 
 
 def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
@@ -172,6 +183,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
             "reasons": dict(sorted(rows.reasons.items())),
             "flags": dict(sorted(rows.flags.items())),
         },
+        "packing": _packing(known, rows),
         "attempt": {"number": scope.attempt} | _scope(scope.counts, _tokens(scope.counts)),
         "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(whole, run_tokens),
         "lengths": {
@@ -181,6 +193,16 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
         "engine": {name: engine.get(name) for name in _ENGINE},
         "versions": {"batchgen": __version__, **engine.get("versions", {})},
         "notes": dict(scope.notes),
+    }
+
+
+def _packing(known: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    return {
+        "mode": ((known.get("job") or {}).get("packing") or {}).get("mode"),
+        "decision": (known.get("decisions") or {}).get("packing"),
+        "documents": rows.packed,
+        "fallbacks": dict(sorted(rows.fallbacks.items())),
+        "wasted_tokens": rows.fallback_tokens,
     }
 
 
@@ -269,6 +291,8 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
             "skipped": counts.skipped,
         },
         "requests": counts.requests,
+        "packs": counts.packs,
+        "pack_extras": counts.pack_extras,
         "tokens": dict(tokens),
         "seconds": {
             "total": round(counts.total_s, 3),

@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from batchgen import plan
-from batchgen.config import Failures, Input, Job, Output, Sampling
+from batchgen.config import Failures, Input, Job, Output, Packing, Sampling
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.executors.checking import Checked, check, tokenizer_of
@@ -88,9 +88,11 @@ def make(file: JobFile, folder: Path, *, documents: int, tokens: int | None) -> 
 
 
 def _plain(job: Job, tokens: int | None) -> Job:
-    """The job with one request a document, and answers of the wanted length."""
+    """The job with one request a document, one document a request, and answers of the wanted length."""
     answers = job.answers.model_copy(update={"retry_max_tokens": None})
-    return job.model_copy(update={"answers": answers, "sampling": _sampling(job.sampling, tokens)})
+    return job.model_copy(
+        update={"answers": answers, "packing": Packing(), "sampling": _sampling(job.sampling, tokens)}
+    )
 
 
 def _sampling(sampling: Sampling, tokens: int | None) -> Sampling:

@@ -14,6 +14,7 @@ from batchgen.executors import identity
 from batchgen.executors.checking import Checked, check, tokenizer_of
 from batchgen.executors.ending import Ending, Outcome
 from batchgen.executors.identity import OnChange
+from batchgen.executors.packing import Packing
 from batchgen.executors.starting import Starter
 from batchgen.fingerprint import digest
 from batchgen.jobfile import JobFile
@@ -30,6 +31,7 @@ from batchgen.stats import Stats, Telemetry
 from batchgen.strikes import Strikes
 from batchgen.tokenizer import Tokenizer
 from batchgen.watchdog import Watchdog
+from batchgen.workflows.base import Workflow
 from batchgen.workflows.single import Rules, SingleWorkflow
 
 log = logging.getLogger("batchgen")
@@ -74,6 +76,7 @@ class _Attempt:
     engine: Callable[[int | None], Engine] | None
     stats: Stats = field(default_factory=Stats)
     _tokenizer: Tokenizer | None = None
+    _builder: PromptBuilder | None = None
 
     @property
     def job(self) -> Job:
@@ -135,7 +138,7 @@ class _Attempt:
             index=loaded.index,
             prompts=self._prompts,
             engine=self.engine or (lambda documents: starter.engine(self.stats.counts.engine_starts, documents)),
-            workflow=SingleWorkflow(prefix=f"{SHARD}-{attempt}", rules=self._rules()),
+            workflow=self._workflow(telemetry, starter, attempt, retrying=campaign is not None),
             committer=committer,
             strikes=strikes,
             watchdog=Watchdog(
@@ -152,6 +155,16 @@ class _Attempt:
             documents=read_documents if campaign is None else campaign.documents,
             limit=self.options.limit,
         )
+
+    def _workflow(self, telemetry: Telemetry, starter: Starter, attempt: int, *, retrying: bool) -> Workflow:
+        prefix = f"{SHARD}-{attempt}"
+        if retrying:  # what failed is sent alone
+            return SingleWorkflow(prefix=prefix, rules=self._rules())
+        packing = Packing(
+            self.checked, self.directory, self.stats, telemetry,
+            frame=lambda turn: self._prompts().frame(turn), left=lambda: starter.at_most,
+        )  # fmt: skip
+        return packing.workflow(prefix=prefix, rules=self._rules())
 
     def _pass(self, line: Line, sink: Sink, files: plan.Plan, campaign: Campaign | None, damaged: list[str]) -> Outcome:
         failure: BatchgenError | None = None
@@ -206,7 +219,10 @@ class _Attempt:
         return self._tokenizer
 
     def _prompts(self) -> PromptBuilder:
-        return PromptBuilder(self.job, self._make_tokenizer(), max_prompt_tokens=self.checked.max_prompt_tokens)
+        if self._builder is None:
+            room = self.checked.max_prompt_tokens
+            self._builder = PromptBuilder(self.job, self._make_tokenizer(), max_prompt_tokens=room)
+        return self._builder
 
     def _rules(self) -> Rules:
         job = self.job

@@ -26,6 +26,9 @@ class Rules:
 class SingleWorkflow:
     """prefix: begins every custom_id, and is new for every attempt of a run; a used id never comes again."""
 
+    gathers = False
+    full = False
+
     def __init__(self, *, prefix: str, rules: Rules) -> None:
         self._prefix = prefix
         self._rules = rules
@@ -62,6 +65,10 @@ class SingleWorkflow:
     def documents(self, custom_id: str) -> list[Document]:
         return [self._open[custom_id].prepared.document]
 
+    def apart(self, custom_id: str) -> list[str]:
+        assert custom_id in self._open
+        return [custom_id]
+
     def again(self, custom_id: str) -> Request:
         waiting = self._open.pop(custom_id)
         return self._request(dataclasses.replace(waiting, attempts=waiting.attempts + 1))
@@ -86,7 +93,7 @@ class SingleWorkflow:
             error_type=error[0] if error else None,
             error=error[1] if error else None,
             finish_reason=best.completion.finish_reason if best else None,
-            flags=_flags(prepared, best),
+            flags=flags(prepared, best),
             prompt_tokens=sum(one.prompt_tokens for one in completions),
             cached_tokens=sum(one.cached_tokens for one in completions),
             completion_tokens=total,
@@ -123,14 +130,15 @@ def unsent(prepared: Prepared) -> Record | None:
     return None
 
 
-def _flags(prepared: Prepared, answer: Answer | None) -> tuple[str, ...]:
-    flags = list(prepared.flags)
+def flags(prepared: Prepared, answer: Answer | None) -> tuple[str, ...]:
+    """The flags of a row that holds this answer."""
+    found = list(prepared.flags)
     if answer is not None and answer.summary is not None:
         if answer.cut:
-            flags.append(SUMMARY_CUT)
+            found.append(SUMMARY_CUT)
         if _is_copied(answer.summary, prepared.document.text):
-            flags.append(COPIED)
-    return tuple(flags)
+            found.append(COPIED)
+    return tuple(found)
 
 
 def _is_copied(summary: str, text: str) -> bool:
