@@ -65,7 +65,7 @@ class Opened:
 
 
 class PackedWorkflow:
-    """prefix: as of SingleWorkflow. opened: is told of each answered pack. packing: off, it works like SingleWorkflow."""
+    """prefix: as of SingleWorkflow. opened: is told of each answered pack. `packing`: whether it packs now."""
 
     full = False
 

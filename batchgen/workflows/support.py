@@ -75,23 +75,30 @@ def doubts(documents: Sequence[str], summaries: Sequence[str | None], *, words: 
     found: list[str | None] = [None] * len(texts)
     spread = Counter(feature for text in texts for feature in text.features)
     weights = {feature: math.log(len(texts) / count) for feature, count in spread.items()}
-    for n, answer in enumerate(answers):
+    pairs = list(zip(texts, answers, strict=True))
+    for n, (own, answer) in enumerate(pairs):
         if answer is None:
             continue
         others = texts[:n] + texts[n + 1 :]
-        if any(_is_like(answer, other) for m, other in enumerate(answers) if m != n and other is not None):
+        neighbours = pairs[:n] + pairs[n + 1 :]
+        if any(said is not None and _are_alike((own, answer), (text, said)) for text, said in neighbours):
             found[n] = "alike"
-        elif any(_from_elsewhere(answer, texts[n], other) for other in others):
+        elif any(_from_elsewhere(answer, own, other) for other in others):
             found[n] = "foreign"
-        elif words and not all(_belongs(answer, texts[n], other, weights) for other in others):
+        elif words and not all(_belongs(answer, own, other, weights) for other in others):
             found[n] = "unsupported"
     return found
 
 
-def _is_like(one: Text, other: Text) -> bool:
-    """Whether two summaries say nearly the same."""
-    either = one.features | other.features
-    return one.text == other.text or len(one.features & other.features) >= _ALIKE * len(either)
+def _are_alike(one: tuple[Text, Text], other: tuple[Text, Text]) -> bool:
+    """Whether two summaries say nearly the same, and not each what its own document alone says. (document, summary)."""
+    (ours, first), (theirs, second) = one, other
+    if len(first.features & second.features) < _ALIKE * len(first.features | second.features):
+        return False
+    return not (
+        first.features - second.features & ours.features - theirs.features
+        and second.features - first.features & theirs.features - ours.features
+    )
 
 
 def _from_elsewhere(summary: Text, own: Text, other: Text) -> bool:
