@@ -80,7 +80,8 @@ class PackedWorkflow:
         self._opened = opened
         self._count = 0
         self._item: int | None = None
-        self._held: list[Prepared] = []
+        self._held: list[tuple[int, Prepared]] = []  # with its place in the order of admission
+        self._admitted = 0
         self._open: dict[str, _Pack] = {}
         self._spent: dict[str, _Spent] = {}  # by the request of a document that is sent alone after a pack
 
@@ -91,7 +92,8 @@ class PackedWorkflow:
     def admit(self, prepared: Prepared) -> list[Request]:
         if not self.packing or prepared.turn is None:
             return self._single.admit(prepared)
-        self._held.append(prepared)
+        self._admitted += 1
+        self._held.append((self._admitted, prepared))
         return self._cut(self._packs.max_documents) if len(self._held) >= self._look_ahead else []
 
     @property
@@ -103,7 +105,7 @@ class PackedWorkflow:
 
     def _cut(self, least: int) -> list[Request]:
         """Make requests of what is held, the longest documents first, until fewer than `least` are left."""
-        self._held.sort(key=lambda one: len(one.prompt_ids), reverse=True)
+        self._held.sort(key=lambda one: (-len(one[1].prompt_ids), one[0]))
         requests = []
         while len(self._held) >= least:
             request, taken = self._next()
@@ -115,7 +117,7 @@ class PackedWorkflow:
         """A request for the first documents that are held, as many as fit; and how many these are."""
         size = min(len(self._held), self._packs.max_documents)
         while size > 1:
-            pack, ids = self._pack(self._held[:size])
+            pack, ids = self._pack([prepared for _, prepared in sorted(self._held[:size], key=lambda one: one[0])])
             room = size * (self._rules.max_tokens + self._item_tokens)
             most = min(self._packs.max_pack_tokens or self._rules.max_model_len, self._rules.max_model_len - room)
             if len(ids) <= most:
@@ -125,7 +127,7 @@ class PackedWorkflow:
                 form = schema(size) if self._packs.form == "json" else None
                 return Request(custom_id, ids, room, form), size
             size = max(1, min(size - 1, size * most // len(ids)))
-        return self._single.admit(self._held[0])[0], 1
+        return self._single.admit(self._held[0][1])[0], 1
 
     @property
     def _item_tokens(self) -> int:
