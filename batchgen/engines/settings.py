@@ -131,6 +131,9 @@ def chosen(job: Job, model: Model, adapter: Adapter | None = None, *, documents:
             added["kv_cache_memory_bytes"] = max(_GIB // 2, min(quarter, 4 * _GIB))
     if adapter is not None:
         added |= lora(job, adapter)
+    if job.packing.mode != "off" and job.packing.answer == "json":
+        # By default the model may fill the space between the items with line ends, a fifth of the answer and more.
+        added["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
     added |= profile(job)
     few = for_few(job, documents)
     if few and "max_num_seqs" in added:

@@ -28,13 +28,12 @@ the labels or for the form of the answer.
 _BLOCK = "\n{word} {label}\n{turn}\n{word} end\n"
 _TAILS = {
     "json": """
-The blocks have the labels {labels}. Answer with a JSON list that holds one object for each block, in this order: \
-[{{"label": "{first}", "summary": "..."}}, ...]. Each summary is the answer to the block with that label, and holds \
-nothing of another block.
+The blocks have the labels {labels}. Answer with a JSON list that holds one object for each block, in this order. Its \
+key `label` is the label of the block, its key `summary` what is asked for in that block and nothing of another one.
 """,
     "lines": """
-The blocks have the labels {labels}. Answer with one line for each block, in this order, and nothing else. A line is \
-the label, a colon and the answer to the block with that label: {first}: ... It holds nothing of another block.
+The blocks have the labels {labels}. Answer with one line for each block, in this order, and nothing else: the label \
+of the block, a colon, and what is asked for in that block and nothing of another one.
 """,
 }
 
@@ -145,7 +144,7 @@ class PackedWorkflow:
             found = map(_label, self._words(b"label" + key, keys))
             labels.append(next(label for label in found if label not in labels and _is_new(label, turns)))
         blocks = [_BLOCK.format(word=word, label=label, turn=turn) for label, turn in zip(labels, turns, strict=True)]
-        tail = _TAILS[self._packs.form].format(labels=", ".join(labels), first=labels[0])
+        tail = _TAILS[self._packs.form].format(labels=", ".join(labels))
         return _Pack(tuple(members), tuple(labels)), self._packs.frame("".join([_HEAD, *blocks, tail]))
 
     def _words(self, name: bytes, keys: Sequence[bytes]) -> Iterator[str]:
