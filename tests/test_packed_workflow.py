@@ -281,7 +281,7 @@ def test_a_summary_needs_words_of_its_own_document(summary, why):
         ("Die Kaimauer von Quillfort kostet 4400 Euro.", None),
         ("Die Kaimauer kostet 4417 Euro am Kai von Quillfort.", "foreign"),
         ("Die Kaimauer am Kai von Marrowby, quay wall.", "foreign"),
-        ("The quay wall has 3 parts.", None),
+        ("The quay wall of Quillfort has 3 parts.", None),
     ],
 )
 def test_numbers_and_names_of_another_document_are_seen(summary, why, words):

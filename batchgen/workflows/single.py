@@ -66,7 +66,8 @@ class SingleWorkflow:
         return [self._open[custom_id].prepared.document]
 
     def apart(self, custom_id: str) -> list[str]:
-        assert custom_id in self._open
+        if custom_id not in self._open:
+            raise KeyError(custom_id)
         return [custom_id]
 
     def again(self, custom_id: str) -> Request:

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.data import Completion
+from batchgen.workflows.auto import AutoWorkflow
+from batchgen.workflows.packed import PackedWorkflow, PackRules
 from batchgen.workflows.single import Rules, SingleWorkflow
 
-MAX_MODEL_LEN = 40
+MAX_MODEL_LEN = 1000
 
 
 def single(**rules):
@@ -22,11 +24,25 @@ def single(**rules):
     )
 
 
+def packing(**rules):
+    packs = PackRules(frame=lambda turn: [0] * (len(turn) // 10), secret=b"secret", max_documents=3)
+    return lambda prefix: PackedWorkflow(
+        prefix=prefix, rules=Rules(max_tokens=8, max_model_len=MAX_MODEL_LEN, count=len, **rules), packs=packs
+    )
+
+
+def auto(prefix):
+    return AutoWorkflow(packing()(prefix), size=lambda: 2, decided=lambda *_: None)
+
+
 WORKFLOWS = {
+    "packed": packing(),
+    "packed-retry": packing(retry_max_tokens=30),
+    "auto": auto,
     "single": single(),
     "single-retry": single(retry_max_tokens=30),
     "single-reasoning": single(reasoning_end="</think>"),
-    "single-reasoning-retry": single(reasoning_end="</think>", retry_max_tokens=100),
+    "single-reasoning-retry": single(reasoning_end="</think>", retry_max_tokens=2000),
 }
 TEXTS = st.sampled_from(["A summary.", "", " \u200b", "Thoughts </think>A summary.", "<think>Thoughts", "x</think>"])
 COMPLETIONS = st.fixed_dictionaries(
@@ -64,7 +80,10 @@ class Driver:
 
     def do(self, step, choice, completion):
         if step == "admit":
-            self.send(self.workflow.admit(prepared(n=self.admitted)))
+            if self.workflow.full:
+                assert self.open
+                return
+            self.send(self.workflow.admit(prepared(n=self.admitted, turn=f"Text {self.admitted}")))
             self.admitted += 1
             return
         if not self.open:
@@ -74,9 +93,10 @@ class Driver:
         assert documents
         del self.open[custom_id]
         if step == "again":
-            self.send([self.workflow.again(custom_id)])
+            self.send([self.workflow.again(one) for one in self.workflow.apart(custom_id)])
         elif step == "give_up":
-            records = self.workflow.give_up(custom_id, ("engine_died", "it died"))
+            apart = self.workflow.apart(custom_id)
+            records = [record for one in apart for record in self.workflow.give_up(one, ("engine_died", "it died"))]
             assert sorted(record.document.id for record in records) == sorted(documents)
             self.records += records
         else:
@@ -133,6 +153,6 @@ def test_an_answered_request_is_not_known_any_more(name):
     workflow = WORKFLOWS[name]("0-1")
     (request,) = workflow.admit(prepared())
     workflow.complete(Completion(request.custom_id, text="x</think>y", finish_reason="stop"))
-    for call in (workflow.again, workflow.documents, lambda one: workflow.complete(Completion(one))):
+    for call in (workflow.apart, workflow.again, workflow.documents, lambda one: workflow.complete(Completion(one))):
         with pytest.raises(KeyError):
             call(request.custom_id)
