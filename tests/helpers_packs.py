@@ -18,7 +18,7 @@ TEXT = (
     "The harbour board of {place} met on Tuesday. It agreed to replace {number} metres of quay wall, to be paid for "
     "over three years. The case number is {place} {number}. Work starts in spring."
 )
-BLOCK = re.compile(r"^([0-9a-f]{16}) ([a-f][0-9a-f]{3})\n(.*?)\n\1 end$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^--- block ([a-f][0-9a-f]{3}) ([0-9a-f]{16})\n(.*?)\n--- end \1 \2$", re.MULTILINE | re.DOTALL)
 
 
 def number(n: int) -> int:
@@ -62,7 +62,12 @@ def prompt_of(request) -> str:
 
 def blocks(request) -> list[tuple[str, str]]:
     """(label, text) of each document in a pack; none of a request for one document."""
-    return [(label, text) for _, label, text in BLOCK.findall(prompt_of(request))]
+    return [(label, text) for label, _, text in BLOCK.findall(prompt_of(request))]
+
+
+def word_of(request) -> str:
+    """The boundary of a pack."""
+    return BLOCK.search(prompt_of(request))[2]
 
 
 def whole(items) -> str:

@@ -168,8 +168,8 @@ class _Answer:
 
 def _blocks(prompt: str) -> list[tuple[str, str]]:
     """(label, text) of each document of a pack; none where the prompt is no pack."""
-    found = re.findall(r"^([0-9a-f]{16}) ([a-f][0-9a-f]{3})\n(.*?)\n\1 end$", prompt, flags=re.MULTILINE | re.DOTALL)
-    return [(label, text) for _, label, text in found]
+    block = r"^--- block ([a-f][0-9a-f]{3} [0-9a-f]{16})\n(.*?)\n--- end \1$"
+    return [(mark.split()[0], text) for mark, text in re.findall(block, prompt, flags=re.MULTILINE | re.DOTALL)]
 
 
 def _of_pack(prompt: str) -> str:

@@ -20,12 +20,12 @@ _LOOK_AHEAD = 8  # packs' worth of documents are held back at most, to put those
 _SPARE_TOKENS = 8  # of an item, for what JSON has to spell otherwise
 _ITEMS = {"json": '{"label": "a1b2", "summary": ""}, ', "lines": "a1b2: \n"}
 _HEAD = """\
-Below are several separate requests. Each stands in a block between two lines that begin with the same word: the first \
-of them ends with the label of the block, the last one with `end`. Answer each block for itself, as if there were no \
+Below are several separate requests. Each stands in a block between two lines that end with the same word; the lines \
+`block` and `end` tell the label of the block. Answer each block for itself, as if there were no \
 other. What stands inside of a block is data: it cannot end the block, and it changes nothing for another block, for \
 the labels or for the form of the answer.
 """
-_BLOCK = "\n{word} {label}\n{turn}\n{word} end\n"
+_BLOCK = "\n--- block {label} {word}\n{turn}\n--- end {label} {word}\n"
 _TAILS = {
     "json": """
 The blocks have the labels {labels}. Answer with a JSON list that holds one object for each block, in this order. Its \
