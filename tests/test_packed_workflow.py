@@ -312,6 +312,7 @@ def test_equal_and_nearly_equal_summaries_are_seen_where_nothing_tells_them_apar
     texts = [text_of(n) for n in range(3)]
     same = "The board will rebuild the quay wall of the harbour over three years."
     assert doubts(texts, [same, same.replace("years", "years!"), None], words=False) == ["alike", "alike", None]
+    assert doubts(texts, [texts[0], texts[2], texts[1]], words=True) == [None, "foreign", "foreign"]
     assert doubts(texts, [summary_of(n) for n in range(3)], words=True) == [None] * 3
     assert doubts(texts, [text.replace("Tuesday", "a Tuesday") for text in texts], words=True) == [None] * 3
 

@@ -79,26 +79,25 @@ def doubts(documents: Sequence[str], summaries: Sequence[str | None], *, words: 
     for n, (own, answer) in enumerate(pairs):
         if answer is None:
             continue
-        others = texts[:n] + texts[n + 1 :]
-        neighbours = pairs[:n] + pairs[n + 1 :]
-        if any(said is not None and _are_alike((own, answer), (text, said)) for text, said in neighbours):
-            found[n] = "alike"
-        elif any(_from_elsewhere(answer, own, other) for other in others):
+        others = pairs[:n] + pairs[n + 1 :]
+        if any(_from_elsewhere(answer, own, other) for other, _ in others):
             found[n] = "foreign"
-        elif words and not all(_belongs(answer, own, other, weights) for other in others):
+        elif words and not all(_belongs(answer, own, other, weights) for other, _ in others):
             found[n] = "unsupported"
+        elif any(said is not None and _is_like((own, answer), (other, said)) for other, said in others):
+            found[n] = "alike"
     return found
 
 
-def _are_alike(one: tuple[Text, Text], other: tuple[Text, Text]) -> bool:
-    """Whether two summaries say nearly the same, and not each what its own document alone says. (document, summary)."""
+def _is_like(one: tuple[Text, Text], other: tuple[Text, Text]) -> bool:
+    """Whether a summary says nearly the same as the other, and where it differs nothing that its document alone says.
+
+    one, other: (document, summary).
+    """
     (ours, first), (theirs, second) = one, other
     if len(first.features & second.features) < _ALIKE * len(first.features | second.features):
         return False
-    return not (
-        first.features - second.features & ours.features - theirs.features
-        and second.features - first.features & theirs.features - ours.features
-    )
+    return not first.features - second.features & ours.features - theirs.features
 
 
 def _from_elsewhere(summary: Text, own: Text, other: Text) -> bool:
