@@ -16,7 +16,11 @@ PLACES = [
     ("batchgen.engines.fake:FakeEngine.submit@before", 3),
     ("batchgen.engines.fake:FakeEngine.poll@before", 2),
     ("batchgen.engines.fake:FakeEngine.poll@after", 3),
-    *((f"batchgen.workflows.packed:PackedWorkflow._unpack@{when}", nth) for when in ("before", "after") for nth in (1, 5)),
+    *(
+        (f"batchgen.workflows.packed:PackedWorkflow._unpack@{when}", nth)
+        for when in ("before", "after")
+        for nth in (1, 5)
+    ),
     *((f"batchgen.checkpoint:Committer.commit@{when}", nth) for when in ("before", "after") for nth in (1, 3)),
     *((f"batchgen.fsio:Path.replace@{when}=run.json", nth) for when in ("before", "after") for nth in (1, 2)),
 ]
