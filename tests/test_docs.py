@@ -238,14 +238,13 @@ def test_the_page_tells_which_failures_are_tried_again():
 
 
 def test_reasons_of_packs_are_those_of_the_page():
-    """What the code gives as a reason, and what a test has met."""
     told = set(table("packing.md", "What is looked at"))
     texts = [
         (TOP / "batchgen/workflows" / name).read_text(encoding="utf-8")
         for name in ("packed.py", "unpack.py", "support.py")
     ]
     assert all(any(f'"{one}"' in text for text in texts) for one in told)
-    met = set(re.findall(r'found\[n\] = "(\w+)"|reason="(\w+)"|fromkeys\(pack\.labels, "(\w+)"', "".join(texts)))
+    met = set(re.findall(r'found\[n\] = "(\w+)"|\breason="(\w+)"|fromkeys\(pack\.labels, "(\w+)"', "".join(texts)))
     met = {one for found in met for one in found if one}
     assert met == {"foreign", "unsupported", "alike", "engine_died", "request_failed"}
     assert met <= told

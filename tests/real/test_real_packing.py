@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from helpers_real import real_engine, run_to_end
@@ -9,6 +10,7 @@ from helpers_run import rows, write_job, write_jsonl
 
 from batchgen.stats import read_telemetry
 
+TOP = Path(__file__).parents[2]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 
@@ -16,7 +18,7 @@ def paragraphs(limit):
     """Pieces of the repository's own texts, none of which says what another says."""
     found = []
     for name in ("articles", "office"):
-        for line in open(f"data/{name}.jsonl", encoding="utf-8"):
+        for line in (TOP / f"data/{name}.jsonl").read_text(encoding="utf-8").split("\n")[:-1]:
             text = json.loads(line)["text"]
             if isinstance(text, str):
                 found += [part for part in re.split(r"\n\s*\n", text) if 120 <= len(part) <= 500]
