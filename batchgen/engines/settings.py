@@ -106,6 +106,8 @@ def for_few(job: Job, documents: int | None) -> dict[str, Any]:
     """
     args = job.engine.args
     steps = job.answers.retry_max_tokens or job.sampling.max_tokens
+    if job.packing.mode != "off":
+        steps = max(steps, job.packing.max_documents * job.sampling.max_tokens)
     if documents is None or documents > FEW_DOCUMENTS or steps > _FEW_STEPS:
         return {}
     if not args.get("enforce_eager", True) or {"compilation_config", "optimization_level"} & args.keys():
