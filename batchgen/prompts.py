@@ -201,7 +201,7 @@ class PromptBuilder:
             document = documents[n][0]
             if len(ids) <= self._room:
                 turn = self._turn(texts[n]) if len(ids) <= self._packable else None
-                done[n] = Prepared(document, self._before + ids + self._after, turn)
+                done[n] = Prepared(document, self._before + ids + self._after, turn=turn)
             else:
                 done[n] = self._too_long(document, around[n], ids)
         return [done[n] for n in range(len(documents))]

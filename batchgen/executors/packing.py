@@ -47,6 +47,10 @@ class Packing:
         packed = PackedWorkflow(prefix=prefix, rules=rules, packs=packs, opened=self._opened)
         if given.mode == "on" or decision:
             return packed
+        log.info(
+            "packing: auto: the first documents are sent both ways; with the prefix cache %s, %s is expected to be faster",
+            *self._expected(),
+        )
         return AutoWorkflow(packed, size=self._size, decided=self._decide)
 
     def _decision(self) -> dict[str, Any] | None:
@@ -87,7 +91,7 @@ class Packing:
         why = (
             f"{single.rate:,.1f} summaries/s one a prompt, {packed.rate:,.1f} in packs of up to "
             f"{self.checked.job.packing.max_documents} ({refused:,} of {packed.wanted:,} documents sent again), "
-            f"prefix cache {self._prefix_cache()}"
+            f"prefix cache {self._expected()[0]}"
         )
         value = self.directory.read_run() or {}
         value.setdefault("decisions", {})["packing"] = {
@@ -102,6 +106,9 @@ class Packing:
         self.directory.write_run(value)
         log.info("packing: auto: %s: packing is %s from here on", why, mode)
 
-    def _prefix_cache(self) -> str:
+    def _expected(self) -> tuple[str, str]:
+        """(what the job says of the prefix cache, the way that should then be faster)."""
         given = self.checked.job.engine.args.get("enable_prefix_caching")
-        return "as vLLM has it" if given is None else "on" if given else "off"
+        if given is False:
+            return "off", "packing"
+        return "on" if given else "as vLLM has it", "one document a prompt"

@@ -211,6 +211,7 @@ def test_auto_keeps_the_faster_way(job, out, caplog, choice):
     assert f"packing is {choice} from here on" in caplog.text
     assert len(by_id(out)) == DOCUMENTS + 20
     assert {row["status"] for row in rows(out)} == {"ok"}
+    assert "one document a prompt is expected to be faster" in caplog.text
     packed = sum(size > 1 for size in sizes(out))
     assert packed == 16 + (DOCUMENTS + 20 - 48 if choice == "on" else 0)
 
@@ -246,6 +247,11 @@ def test_an_engine_that_dies_while_auto_measures_leaves_it_undecided(job, out, n
     assert len(found) == DOCUMENTS + 12
     assert {name for name, row in found.items() if row["status"] == "failed"} == {f"d{n}"}
     assert report["attempt"]["packs"] <= 4
+
+
+def test_without_a_prefix_cache_packs_are_expected_to_be_faster(job, caplog):
+    start(job(4, packing=AUTO), "engine.args.enable_prefix_caching=false")
+    assert "with the prefix cache off, packing is expected to be faster" in caplog.text
 
 
 def test_fallbacks_count_against_packs(job, out):
