@@ -48,7 +48,8 @@ class Packing:
         if given.mode == "on" or decision:
             return packed
         log.info(
-            "packing: auto: the first documents are sent both ways; with the prefix cache %s, %s is expected to be faster",
+            "packing: auto: measuring both ways on the first documents; with the prefix cache %s, %s is expected to be "
+            "faster",
             *self._expected(),
         )
         return AutoWorkflow(packed, size=self._size, decided=self._decide)

@@ -33,8 +33,11 @@ class Text:
     @cached_property
     def features(self) -> frozenset[str]:
         """Words without case, and pairs of characters of unspaced scripts."""
+        words = _WORD.findall(self._plain.casefold())
+        if not _UNSPACED.search(self._plain):
+            return frozenset(words)
         found: set[str] = set()
-        for word in _WORD.findall(self._plain.casefold()):
+        for word in words:
             if _UNSPACED.search(word):
                 found |= {word[n : n + 2] for n in range(max(1, len(word) - 1))}
             else:
@@ -102,7 +105,8 @@ def _is_like(one: tuple[Text, Text], other: tuple[Text, Text]) -> bool:
 
 def _from_elsewhere(summary: Text, own: Text, other: Text) -> bool:
     """Whether a number or a name in it stands in the other document, and not in its own."""
-    return bool((summary.numbers & other.numbers) - own.features or (summary.names & other.capitals) - own.features)
+    numbers, names = summary.numbers - own.features, summary.names - own.features
+    return bool((numbers and numbers & other.numbers) or (names and names & other.capitals))
 
 
 def _belongs(summary: Text, own: Text, other: Text, weights: dict[str, float]) -> bool:

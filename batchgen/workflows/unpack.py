@@ -64,7 +64,7 @@ def _fault(summary: str) -> str | None:
     if is_blank(summary):
         return "empty"
     # JSON can spell half a character, which nobody can write to a file.
-    return "unreadable" if any("\ud800" <= c <= "\udfff" for c in summary) else None
+    return "unreadable" if re.search("[\ud800-\udfff]", summary) else None
 
 
 def _label(name: str, labels: Sequence[str]) -> str | None:
