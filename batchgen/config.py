@@ -16,8 +16,9 @@ from batchgen.values import Bool, Float, Int
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
 COLUMNS = (
     "id", "id_type", "summary", "status", "error_type", "error", "finish_reason", "flags", "prompt_tokens",
-    "cached_tokens", "completion_tokens", "reasoning_tokens", "dropped_tokens", "requests", "pieces", "depth",
-    "attempts", "source", "place", "doc_key", "content_hash", "fingerprint", "finished_at",
+    "cached_tokens", "completion_tokens", "reasoning_tokens", "dropped_tokens", "pack_size", "pack_fallback",
+    "requests", "pieces", "depth", "attempts", "source", "place", "doc_key", "content_hash", "fingerprint",
+    "finished_at",
 )  # fmt: skip
 
 
@@ -145,7 +146,10 @@ class Prompt(Section):
 
 class FakeAnswer(Section):
     match: str = Field(description="The answer is for prompts that hold this text; of several answers the first.")
-    text: str = Field(description="The answer; tokens beyond the request's max_tokens are cut off.")
+    text: str = Field(
+        description="The answer; tokens beyond the request's max_tokens are cut off. In an answer to a pack `<1>` is "
+        "the label of its first document, `<2>` that of the second."
+    )
     finish_reason: Literal["stop", "length"] = Field(
         "stop", description="`length` calls an answer cut that is whole; one that is cut has it anyway."
     )
@@ -163,6 +167,9 @@ class FakeEngine(Section):
     hang_on: str | None = Field(None, description="The engine hangs when it comes to a prompt that holds this text.")
     copies: str | None = Field(
         None, description="The answer to a prompt is what of it matches this regular expression, where something does."
+    )
+    output_tokens_per_s: Float | None = Field(
+        None, gt=0, description="Tokens of answers a second; as fast as possible when unset."
     )
     answers: list[FakeAnswer] = Field(default_factory=list, description="Answers to certain prompts.")
     start_faults: list[str] = Field(
@@ -272,6 +279,38 @@ class LongDocuments(Section):
         return "policy", *keys.get(self.policy, ())
 
 
+def _on_or_off(value: Any) -> Any:
+    """YAML readers differ about a bare `on`: true and false say the same."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+class Packing(Section):
+    """Several short documents in one prompt; docs/packing.md says when that pays."""
+
+    mode: Annotated[
+        Literal["off", "on", "auto"],
+        BeforeValidator(_on_or_off, json_schema_input_type=bool | Literal["off", "on", "auto"]),
+    ] = Field(
+        "off",
+        description="`true` or `'on'` packs, `auto` measures both ways on the first documents and keeps the faster.",
+    )
+    max_documents: Int = Field(8, ge=2, description="Documents in one prompt at most.")
+    max_document_tokens: Int = Field(256, ge=1, description="A document whose user turn has more tokens is sent alone.")
+    max_pack_tokens: Int | None = Field(
+        None, ge=1, description="Tokens of a prompt with several documents at most; what fits the context when unset."
+    )
+    answer: Literal["json", "lines"] = Field(
+        "json",
+        description="How summaries come back: `json`, held to a schema by vLLM's structured outputs; `lines` "
+        "(`label: summary`) where these cannot be used.",
+    )
+    verify: Literal["words", "labels"] = Field(
+        "words",
+        description="`words`: a summary must have more words with its own document in common than with any other of "
+        "its prompt. `labels` leaves that out, for summaries in another language than the documents.",
+    )
+
+
 class Answers(Section):
     reasoning_end: str | None = Field(
         None,
@@ -322,6 +361,7 @@ class Job(Section):
     engine: Engine = Field(Engine(), description="What runs the model, and how.")
     sampling: Sampling = Field(Sampling(), description="How the model writes: vLLM's SamplingParams by their names.")
     long_documents: LongDocuments = Field(LongDocuments(), description="Documents that are longer than the context.")
+    packing: Packing = Field(Packing(), description="Several short documents in one prompt.")
     answers: Answers = Field(Answers(), description="How the model's answers are read.")
     checkpoint: Checkpoint = Field(Checkpoint(), description="When finished work is written.")
     failures: Failures = Field(Failures(), description="What failed documents mean for the whole run.")

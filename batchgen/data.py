@@ -57,10 +57,12 @@ class Prepared:
     """A document as token ids, ready to be sent; `skip` and `error` are (type, sentence) and mean: never sent.
 
     pieces: of a document that does not fit and is done in pieces, as LongPrompts.cut says; `prompt_ids` is the first.
+    turn: the text of its user turn, where it may share a prompt with others (job key `packing`).
     """
 
     document: Document
     prompt_ids: Sequence[int]
+    turn: str | None = None
     pieces: tuple[Sequence[int], ...] = ()
     flags: tuple[str, ...] = ()
     skip: tuple[str, str] | None = None
@@ -69,11 +71,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an engine is asked. `custom_id` is ours, never used twice in a run's life."""
+    """What an engine is asked. `custom_id` is ours, never used twice in a run's life.
+
+    schema: a JSON schema, as text, that the answer is held to.
+    """
 
     custom_id: str
     prompt_ids: Sequence[int]
     max_tokens: int
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,10 @@ class Record:
     """One row of the output: what became of one document. The columns are described in docs/output.md.
 
     Tokens are summed over all its requests; of `completion_tokens`, `reasoning_tokens` are no part of a summary and
-    `dropped_tokens` belong to an answer that a better one replaced. pieces: 0 where the document was sent as one.
-    depth: how often answers were put together on the way from a piece to the summary.
+    `dropped_tokens` belong to an answer that a better one replaced. Of a request that it shared it has its share.
+    pack_size: documents in the request that gave the summary. pack_fallback: why the answer to a pack held none for it.
+    pieces: 0 where the document was sent as one. depth: how often answers were put together on the way from a piece to
+    the summary.
     """
 
     document: Document
@@ -113,6 +121,8 @@ class Record:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     dropped_tokens: int = 0
+    pack_size: int = 1
+    pack_fallback: str | None = None
     requests: int = 0
     pieces: int = 0
     depth: int = 0

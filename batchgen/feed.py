@@ -22,6 +22,7 @@ from batchgen.workflows.single import unsent
 DEATHS = 5
 _PROBE_TOKENS = 1  # of a prompt: none of them is the document's
 _ECHO_S = 1.0  # a signal to all processes can reach the engine's first
+_HELD_S = 1.0  # with an idle engine, what a workflow holds back waits no longer for further documents
 _PAUSES_S = (0.0, 1.0, 5.0, 15.0)  # before a start: what held the memory may need a while to go
 log = logging.getLogger("batchgen")
 
@@ -40,6 +41,7 @@ class Feed:
         self._probe: str | None = None
         self._found: int | None = None  # documents of this pass, once the reader has them all
         self._deaths = 0  # since the last finished request
+        self._came = 0.0  # the latest document
         self._hungry = False  # the engine could run more than it has, and no document is ready
 
     @property
@@ -55,27 +57,34 @@ class Feed:
             return
         while self._again and self._has_room:
             self._submit([self._line.workflow.again(self._again.popleft())])
-        while not ahead.ended and self._has_room:
+        while not ahead.ended and self._has_room and not self._line.workflow.full:
             patient = self._engine is None or not self._in_flight or self._engine.limits.fill_first
             begin = time.monotonic()
             prepared = ahead.take(wait_s=0.2 if patient else 0.0)
             if self._engine is not None:
                 self._line.stats.counts.starved_s += time.monotonic() - begin
             self._hungry = prepared is None and not ahead.ended and self._could_run_more
-            if prepared is not None:
-                self._found = ahead.found
-                self._admit(prepared)
+            self._take_in(prepared, ahead)
             if self._due:
                 self.commit()
             if self._line.stop.requested or (prepared is None and not patient):
                 return
         if ahead.ended:
-            self._submit(self._line.workflow.flush())
+            self._send(self._line.workflow.flush())
             self._line.stats.no_more_documents()
             if self._suspects and not self._in_flight and not self._again:
                 request = self._line.workflow.again(self._suspects.popleft())
                 self._alone = request.custom_id
                 self._submit([request])
+
+    def _take_in(self, prepared: Prepared | None, ahead: ReadAhead) -> None:
+        """Admit a document; where none comes and the engine idles, what the workflow holds back is all there is."""
+        if prepared is not None:
+            self._found = ahead.found
+            self._came = time.monotonic()
+            self._admit(prepared)
+        elif not self._in_flight and time.monotonic() - self._came > _HELD_S:
+            self._send(self._line.workflow.flush())
 
     def _ask_for_a_token(self, custom_id: str) -> None:
         """Send the beginning of the prompt that killed the engine before."""
@@ -102,10 +111,16 @@ class Feed:
         if record is not None:
             self._record([record])
             return
-        requests = self._line.workflow.admit(prepared)
-        suspects = [request for request in requests if self._is_suspect(request.custom_id)]
-        self._suspects += [request.custom_id for request in suspects]
-        self._submit([request for request in requests if request not in suspects])
+        self._send(self._line.workflow.admit(prepared))
+
+    def _send(self, requests: Iterable[Request]) -> None:
+        """Submit them, but for those with a suspect: its documents go one by one, and the suspect at the end."""
+        for request in requests:
+            if not self._is_suspect(request.custom_id):
+                self._submit([request])
+                continue
+            for one in self._line.workflow.apart(request.custom_id):
+                (self._suspects if self._is_suspect(one) else self._again).append(one)
 
     def _is_suspect(self, custom_id: str) -> bool:
         return self._line.strikes.suspects(one.key for one in self._line.workflow.documents(custom_id))
@@ -201,6 +216,7 @@ class Feed:
         self._in_flight -= lost
         lost.discard(self._probe or "")
         self._probe = None
+        lost = {one for custom_id in lost for one in self._line.workflow.apart(custom_id)}
         self._again += self._strike(lost, death) if lived and lost else sorted(lost)
         self._alone = None
 

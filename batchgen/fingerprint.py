@@ -47,6 +47,8 @@ def fingerprint(
     found |= {f"long_documents.{k}": getattr(job.long_documents, k) for k in job.long_documents.in_force}
     found |= {f"sampling.{k}": v for k, v in job.sampling.model_dump().items()}
     found |= {f"answers.{k}": v for k, v in job.answers.model_dump().items()}
+    if job.packing.mode != "off":
+        found |= {f"packing.{k}": v for k, v in job.packing.model_dump().items()}
     # The columns are no text, but all parts of a run share one schema.
     found["columns"] = sorted({ours for item in job.input for ours in item.keep.values()})
     reading = ("text_field", "id_field", "min_chars", "keep")

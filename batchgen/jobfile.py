@@ -73,7 +73,7 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
         found = [_fault(error) for error in e.errors()]
         faults += [origin.fault(at, words) for at, words in found if at not in told]
     else:
-        found_too = (*_input_faults(job), *_keep_faults(job), *_retry_faults(job))
+        found_too = (*_input_faults(job), *_keep_faults(job), *_retry_faults(job), *_packing_faults(job))
         faults += [origin.fault(at, words) for at, words in found_too]
     refuse(faults)
     return JobFile(job, origin)
@@ -119,6 +119,18 @@ def _retry_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
     more, first = job.answers.retry_max_tokens, job.sampling.max_tokens
     if more is not None and more <= first:
         yield ("answers", "retry_max_tokens"), f"must be above sampling.max_tokens ({first}) (given: {more})"
+
+
+def _packing_faults(job: Job) -> Iterator[tuple[KeyPath, str]]:
+    if job.packing.mode == "off":
+        return
+    if job.answers.reasoning_end is not None:
+        yield (
+            ("packing", "mode"),
+            "answers of a model that reasons (answers.reasoning_end) cannot be packed: leave it off",
+        )
+    if "structured_outputs" in job.sampling.others:
+        yield ("packing", "mode"), "sampling.structured_outputs holds answers to another form: leave packing off"
 
 
 def _apply_set(parsed: Parsed, assignment: str) -> dict[KeyPath, str]:

@@ -61,7 +61,7 @@ class LongPrompts:
                 f"it takes more than {most} requests of {self._max} tokens, long_documents.max_requests is {most}"
             )
             return Prepared(document, [], error=("document_too_long", sentence))
-        return Prepared(document, pieces[0], tuple(pieces), flags=(FLAGS[self._job.policy],))
+        return Prepared(document, pieces[0], pieces=tuple(pieces), flags=(FLAGS[self._job.policy],))
 
     def _whole_prompts(self, text: str, around: tuple[str, str]) -> tuple[list[list[int]] | None, int]:
         before, after = around

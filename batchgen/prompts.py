@@ -145,6 +145,7 @@ class PromptBuilder:
         self._turn = Turn(job.prompt.user)
         self._long = job.long_documents
         self._min_chars = [item.min_chars for item in job.input]
+        self._packable = 0 if job.packing.mode == "off" else job.packing.max_document_tokens
         self._tokenizer = tokenizer
         self._max = max_prompt_tokens
         system = None if job.prompt.system is None else environment().from_string(job.prompt.system).render()
@@ -190,10 +191,19 @@ class PromptBuilder:
         for n, ids in zip(texts, self._tokenizer.encode_batch(list(texts.values())), strict=True):
             document = documents[n][0]
             if len(ids) <= self._room:
-                done[n] = Prepared(document, self._before + ids + self._after)
+                turn = self._user_turn(texts[n]) if len(ids) <= self._packable else None
+                done[n] = Prepared(document, self._before + ids + self._after, turn=turn)
             else:
                 done[n] = self._too_long(document, around[n], ids)
         return [done[n] for n in range(len(documents))]
+
+    def _user_turn(self, text: str) -> str:
+        """The user turn alone, of what is encoded together with it."""
+        return text[len(self._lead) : len(text) - len(self._tail)]
+
+    def frame(self, turn: str) -> list[int]:
+        """The ids of a prompt with this user turn, behind the same instruction as those of documents."""
+        return self._before + self._tokenizer.encode_batch([self._lead + turn + self._tail])[0] + self._after
 
     def bound(self, document: Document) -> int:
         """Tokens that its prompt cannot exceed, without encoding it."""

@@ -90,12 +90,14 @@ class ReadAhead:
 
     What is ready when the loop has taken all it had is put in order, a window at most: a slow source is never waited
     for. Once the last document was read, all that are left are put in order as the last window.
+    A workflow that gathers gets them as they were read: what it puts together must not depend on the moment.
     """
 
     def __init__(self, line: Line, reading: Reading) -> None:
         self._queue: queue.Queue[list[Prepared] | BaseException | None] = queue.Queue(_BATCHES_AHEAD)
         self._left = threading.Event()
         self._read = threading.Event()  # the reader met the end
+        self._workflow = line.workflow
         self._window: deque[Prepared] = deque()
         self._failure: BaseException | None = None  # of the reader, raised behind what it read before
         self._over = False  # nothing comes out of the queue any more
@@ -176,7 +178,7 @@ class ReadAhead:
                 item = self._queue.get_nowait()
             else:
                 self._failure, self._over = item, True
-        self._window = deque(ordered(ready, last=self._over))
+        self._window = deque(ready if self._workflow.gathers else ordered(ready, last=self._over))
 
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:

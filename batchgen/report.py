@@ -77,6 +77,9 @@ class Rows:
     reasons: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
     ways: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in ("whole", *_WAYS)})
+    packed: int = 0  # ok rows whose summary came out of a pack
+    fallbacks: Counter[str] = field(default_factory=Counter)  # rows that were sent alone after a pack, by reason
+    fallback_tokens: int = 0  # output tokens of theirs that were dropped
     kept_tokens: int = 0
     damaged: list[str] = field(default_factory=list)  # parts that are there and cannot be read
     superseded: int = 0  # rows that stand beside a newer one of their document, not counted above
@@ -102,6 +105,7 @@ class Rows:
         for flag in pc.value_counts(pc.list_flatten(table.column("flags"))).to_pylist():
             self.flags[flag["values"]] += flag["counts"]
         self._add_ways(table)
+        self._add_packs(table)
         ok = table.filter(pc.and_(pc.equal(table.column("status"), "ok"), pc.equal(table.column("pieces"), 0)))
         requests = pc.max_element_wise(ok.column("requests"), 1)  # those of a row have one prompt
         self.prompt_tokens.add(pc.divide(ok.column("prompt_tokens"), requests).to_numpy())
@@ -110,6 +114,13 @@ class Rows:
         ok = table.filter(pc.equal(table.column("status"), "ok"))
         kept = pc.subtract(ok.column("completion_tokens"), ok.column("dropped_tokens"))
         self.kept_tokens += int(pc.sum(kept).as_py() or 0)
+
+    def _add_packs(self, table: pa.Table) -> None:
+        alone = table.filter(pc.is_valid(table.column("pack_fallback")))
+        for reason in pc.value_counts(alone.column("pack_fallback")).to_pylist():
+            self.fallbacks[reason["values"]] += reason["counts"]
+        self.fallback_tokens += int(pc.sum(alone.column("dropped_tokens")).as_py() or 0)
+        self.packed += int(pc.sum(pc.greater(table.column("pack_size"), 1)).as_py() or 0)
 
     def _add_ways(self, table: pa.Table) -> None:
         """What was sent, by the way that its documents took."""
@@ -125,7 +136,10 @@ class Rows:
                 self.ways[way][name] += int(pc.sum(of_it.column(name)).as_py() or 0)
 
 
-_READ = ["status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests", "pieces"]
+_READ = [
+    "status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests", "pieces",
+    "pack_size", "pack_fallback",
+]  # fmt: skip
 
 
 def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
@@ -194,6 +208,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
             "flags": dict(sorted(rows.flags.items())),
             "ways": {way: {name: costs[name] for name in ("documents", *_COSTS)} for way, costs in rows.ways.items()},
         },
+        "packing": _packing(known, rows),
         "attempt": {"number": scope.attempt} | _scope(scope.counts, _tokens(scope.counts)),
         "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(whole, run_tokens),
         "lengths": {
@@ -203,6 +218,16 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
         "engine": {name: engine.get(name) for name in _ENGINE},
         "versions": {"batchgen": __version__, **engine.get("versions", {})},
         "notes": dict(scope.notes),
+    }
+
+
+def _packing(known: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    return {
+        "mode": ((known.get("job") or {}).get("packing") or {}).get("mode"),
+        "decision": (known.get("decisions") or {}).get("packing"),
+        "documents": rows.packed,
+        "fallbacks": dict(sorted(rows.fallbacks.items())),
+        "wasted_tokens": rows.fallback_tokens,
     }
 
 
@@ -291,6 +316,8 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
             "skipped": counts.skipped,
         },
         "requests": counts.requests,
+        "packs": counts.packs,
+        "pack_extras": counts.pack_extras,
         "tokens": dict(tokens),
         "seconds": {
             "total": round(counts.total_s, 3),

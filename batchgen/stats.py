@@ -29,7 +29,8 @@ class Counts:
 
     Tokens are those of finished requests. `generated_tokens` is the engine's own count, which includes tokens of
     requests that did not finish. `kept_tokens` are output tokens of ok records, without those of answers that were
-    dropped for better ones; `reasoning_tokens` are of all records. Memory is that of the run's own process, and that
+    dropped for better ones; `reasoning_tokens` are of all records. `packs` are answered requests for several documents,
+    `pack_extras` summaries in their answers that nobody asked for. Memory is that of the run's own process, and that
     of the engine's processes as far as it was sampled; 0 where nobody looked.
     """
 
@@ -39,6 +40,8 @@ class Counts:
     failed: int = 0
     skipped: int = 0
     requests: int = 0
+    packs: int = 0
+    pack_extras: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

@@ -62,6 +62,7 @@ engine:
         text: <think>Walls.</think>The wall is new.
         finish_reason: length
     start_faults: [too small]
+    output_tokens_per_s: 5000.5
 sampling:
   temperature: 0.5
   max_tokens: 32
@@ -74,6 +75,13 @@ long_documents:
   piece: "Part: {{ text }}"
   reduce: "Parts: {{ text }}"
   refine: "{{ summary }} and {{ text }}"
+packing:
+  mode: false
+  max_documents: 6
+  max_document_tokens: 200
+  max_pack_tokens: 400
+  answer: lines
+  verify: labels
 answers:
   reasoning_end: </think>
   retry_max_tokens: 96

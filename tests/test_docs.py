@@ -245,6 +245,20 @@ def test_the_page_tells_which_failures_are_tried_again():
     assert set().union(*told) == failing
 
 
+def test_reasons_of_packs_are_those_of_the_page():
+    told = set(table("packing.md", "What is looked at"))
+    texts = [
+        (TOP / "batchgen/workflows" / name).read_text(encoding="utf-8")
+        for name in ("packed.py", "unpack.py", "support.py")
+    ]
+    assert all(any(f'"{one}"' in text for text in texts) for one in told)
+    met = set(re.findall(r'found\[n\] = "(\w+)"|\breason="(\w+)"|fromkeys\(pack\.labels, "(\w+)"', "".join(texts)))
+    met = {one for found in met for one in found if one}
+    assert met == {"foreign", "unsupported", "alike", "engine_died", "request_failed"}
+    assert met <= told
+    assert told - met == {"missing", "cut", "doubled", "empty", "too_long", "unreadable"}
+
+
 def test_flags_stand_on_the_page():
     flags = {KEPT_FIELD_UNFIT}
     flags |= {value for name, value in vars(data).items() if name.isupper() and isinstance(value, str)}
@@ -253,7 +267,10 @@ def test_flags_stand_on_the_page():
 
 def leaves(value, at="") -> set[str]:
     """Dotted keys; what hangs below these depends on the run."""
-    whole = {"documents.reasons", "documents.flags", "documents.ways", "engine.args", "versions"}
+    whole = {
+        "documents.reasons", "documents.flags", "documents.ways", "engine.args", "versions", "packing.fallbacks",
+        "packing.decision",
+    }  # fmt: skip
     if not isinstance(value, dict) or at in whole or re.fullmatch(r"lengths\.\w+", at):
         return {at}
     return {leaf for key, below in value.items() for leaf in leaves(below, f"{at}.{key}".lstrip("."))}
@@ -266,8 +283,19 @@ def test_keys_of_the_report_are_those_of_the_page(run):
     assert told == leaves(json.loads((run / "report.json").read_text()))
 
 
-def test_telemetry_events_and_counts_are_those_of_the_page(run):
-    events = [event for path in sorted(run.glob("telemetry-*")) for event in read_telemetry(path)]
+@pytest.fixture(scope="module")
+def run_of_packs(tmp_path_factory):
+    """A run whose only pack gets an answer that nobody can read."""
+    folder = tmp_path_factory.mktemp("packs")
+    write_jsonl(folder / "a.jsonl", map(record, range(3)))
+    answers = json.dumps([{"match": "separate requests", "text": "No."}])
+    start(write_job(folder, [folder / "a.jsonl"]), "packing.mode=true", f"engine.fake.answers={answers}")
+    return folder / "out"
+
+
+def test_telemetry_events_and_counts_are_those_of_the_page(run, run_of_packs):
+    paths = [path for folder in (run, run_of_packs) for path in sorted(folder.glob("telemetry-*"))]
+    events = [event for path in paths for event in read_telemetry(path)]
     shown, counts = tables(sections(DOCS / "output.md")["Telemetry"])
     told = {event: {*re.findall(r"`(\w+)`", keys if "`" in keys else f"`{keys}`")} for event, _, keys in shown}
     assert told == {one["event"]: {*one} - {"event", "at"} for one in events}

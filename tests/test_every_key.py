@@ -489,6 +489,59 @@ def _(bench):
     assert (set(found.column("requests")), set(found.column("finish_reason"))) == ({2}, {"stop"})
 
 
+@effect("engine.fake.output_tokens_per_s")
+def _(bench):
+    assert bench.run("engine.fake.output_tokens_per_s=300").seconds >= 6 * 24 / 300
+
+
+PACKED = ("packing.mode=true", "engine.args.max_model_len=4096", "sampling.max_tokens=200")
+
+
+@effect("packing.mode")
+def _(bench):
+    assert set(bench.run().column("pack_size")) == {1}
+    assert set(bench.run(*PACKED).column("pack_size")) == {6}
+    assert bench.run("packing.mode=auto").report["packing"]["mode"] == "auto"
+
+
+@effect("packing.max_documents")
+def _(bench):
+    assert set(bench.run(*PACKED, "packing.max_documents=3").column("pack_size")) == {3}
+
+
+@effect("packing.max_document_tokens")
+def _(bench):
+    assert set(bench.run(*PACKED, "packing.max_document_tokens=50").column("pack_size")) == {1}
+
+
+@effect("packing.max_pack_tokens")
+def _(bench):
+    assert max(bench.run(*PACKED, "packing.max_pack_tokens=1300").column("pack_size")) in {2, 3, 4}
+
+
+def told_pack(summaries):
+    """The answer to a pack of the documents, as JSON and as lines."""
+    lines = "\n".join(f"<{n}>: {summary}" for n, summary in enumerate(summaries, 1))
+    items = json.dumps([{"label": f"<{n}>", "summary": summary} for n, summary in enumerate(summaries, 1)])
+    told = {"match": "separate requests"}
+    return [f"engine.fake.answers={json.dumps([told | {'text': one}])}" for one in (items, lines)]
+
+
+@effect("packing.answer")
+def _(bench):
+    as_json, as_lines = told_pack([f"A wall of {n} metres on day {n}." for n in range(6)])
+    assert set(bench.run(*PACKED, as_lines, "packing.answer=lines").column("pack_size")) == {6}
+    assert set(bench.run(*PACKED, as_lines).column("pack_fallback")) == {"unreadable"}
+    assert set(bench.run(*PACKED, as_json, "packing.answer=lines").column("pack_fallback")) == {"unreadable"}
+
+
+@effect("packing.verify")
+def _(bench):
+    german, _ = told_pack(["Sonntags", "Am Kai", "Zwei Meter", "Drei Tage", "Vor Winter", "Eine Mauer"])
+    assert set(bench.run(*PACKED, german).column("pack_fallback")) == {"unsupported"}
+    assert set(bench.run(*PACKED, german, "packing.verify=labels").column("pack_fallback")) == {None}
+
+
 @effect("engine.stall_s")
 def _(bench):
     for seconds in (0.3, 0.8):

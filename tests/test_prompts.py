@@ -221,6 +221,19 @@ def test_the_prompt_is_frame_and_user_turn():
     assert ids == [256, *b"Be short.", 259, 257, *b"T: One\nA <b>text</b> & {{ more }}.", 259, 258]
 
 
+PACKED = {"packing": {"mode": "on", "max_document_tokens": 60}}
+
+
+@pytest.mark.parametrize("sections", [PACKED, {}], ids=["on", "off"])
+def test_short_documents_keep_their_user_turn_where_they_may_be_packed(tokenizer, sections):
+    given = job(prompt={"system": "Be short.", "user": "{{ title }}\n{{ text }}"}, **sections)
+    prompts = PromptBuilder(given, tokenizer, max_prompt_tokens=400)
+    short, long = one(prompts, "It rained all day."), one(prompts, "It rained all day. " * 15)
+    assert short.turn == ("T\nIt rained all day." if sections else None)
+    assert long.turn is None
+    assert list(prompts.frame("T\nIt rained all day.")) == list(short.prompt_ids)
+
+
 def test_without_a_system_instruction_there_is_none():
     prompts = builder(BytesTokenizer(), user="{{ text }}", system=None)
     assert one(prompts, "Text.").prompt_ids == [257, *b"Text.", 259, 258]

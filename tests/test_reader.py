@@ -30,9 +30,10 @@ class Prompts:
 
 
 @contextlib.contextmanager
-def ahead_of(documents):
+def ahead_of(documents, *, gathers=False):
     """A started reader of these documents."""
     line = SimpleNamespace(
+        workflow=SimpleNamespace(gathers=gathers),
         documents=lambda line, reading: iter(documents),
         prompts=Prompts,
         committer=SimpleNamespace(files={"a.jsonl": SimpleNamespace(input=0)}),
@@ -140,6 +141,12 @@ def test_documents_that_were_read_before_a_fault_come_before_it(monkeypatch):
             with pytest.raises(ValueError, match="the mount is gone"):
                 take(ahead, 1)
         assert not ahead.ended
+
+
+def test_a_workflow_that_gathers_gets_documents_as_they_were_read():
+    lengths = [5 + n % 7 for n in range(WINDOW + 100)]
+    with ahead_of(documents(lengths), gathers=True) as ahead:
+        assert take(ahead) == list(range(WINDOW + 100))
 
 
 @settings(deadline=None, max_examples=30)

@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from batchgen import plan
-from batchgen.config import Failures, Input, Job, Output, Sampling
+from batchgen.config import Failures, Input, Job, Output, Packing, Sampling
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.executors.checking import Checked, check, tokenizer_of
@@ -88,10 +88,15 @@ def make(file: JobFile, folder: Path, *, documents: int, tokens: int | None) -> 
 
 
 def _plain(job: Job, tokens: int | None) -> Job:
-    """The job with one request a document, and answers of the wanted length."""
+    """The job with one request a document, one document a request, and answers of the wanted length."""
     answers = job.answers.model_copy(update={"retry_max_tokens": None})
     long = job.long_documents.model_copy(update={"policy": "skip"} if job.long_documents.in_pieces else {})
-    update = {"answers": answers, "sampling": _sampling(job.sampling, tokens), "long_documents": long}
+    update = {
+        "answers": answers,
+        "sampling": _sampling(job.sampling, tokens),
+        "long_documents": long,
+        "packing": Packing(),
+    }
     return job.model_copy(update=update)
 
 

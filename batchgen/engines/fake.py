@@ -1,5 +1,6 @@
 """The engine for tests and dry runs: deterministic text, a set speed, faults on request, no model."""
 
+import json
 import re
 import threading
 import time
@@ -8,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchgen.config import FakeAnswer
 from batchgen.config import FakeEngine as Settings
 from batchgen.data import Completion, Request
 from batchgen.engines import start_faults
@@ -22,7 +22,8 @@ _SUMMARY_TOKENS = 24
 class FakeEngine:
     """Answers with the end of the prompt's middle, so that each text belongs to its document and to no other.
 
-    Prompts that hold the `match` of one of the settings' `answers` get its text, as far as max_tokens goes.
+    Prompts that hold the `match` of one of the settings' `answers` get its text, as far as max_tokens goes. A pack that
+    is to be answered by a schema gets each of its blocks back under its label.
 
     With `fill_first` it answers window by window, like LLM.generate. Finished requests come out last in, first
     out within a poll: nothing may rely on an order.
@@ -76,6 +77,8 @@ class FakeEngine:
             self._wait(max(0.0, self._next - time.monotonic()))
         requests = [self._waiting.popleft() for _ in range(take)]
         answers = [self._generate(request) for request in requests]
+        if self._settings.output_tokens_per_s:
+            self._wait(sum(len(answer.ids) for answer in answers) / self._settings.output_tokens_per_s)
         texts = self._tokenizer.decode_batch([answer.ids for answer in answers])
         found = [_completion(*one) for one in zip(requests, answers, texts, strict=True)]
         return found[::-1]
@@ -89,7 +92,8 @@ class FakeEngine:
 
     def _generate(self, request: Request) -> "_Answer":
         """What one request gives. Raises EngineError where the engine is to die of it."""
-        prompt = self._tokenizer.decode_batch([request.prompt_ids])[0] if self._reads else ""
+        reads = self._reads or request.schema is not None
+        prompt = self._tokenizer.decode_batch([request.prompt_ids])[0] if reads else ""
         self._fault(prompt)
         self._completed += 1
         self._prompt_tokens += len(request.prompt_ids)
@@ -100,18 +104,25 @@ class FakeEngine:
             return _Answer(error=f"longer than max_model_len ({self.limits.max_model_len})")
         told = next((one for one in self._settings.answers if one.match in prompt), None)
         copied = re.findall(self._settings.copies, prompt) if self._settings.copies else []
-        if told is not None or copied:
-            answer = self._told(request, told or FakeAnswer(match="", text=" ".join(dict.fromkeys(copied))))
+        if told is not None:
+            answer = self._told(request, told.text, told.finish_reason, prompt)
+        elif copied:
+            answer = self._told(request, " ".join(dict.fromkeys(copied)), "stop", "")
+        elif request.schema is not None:
+            answer = self._told(request, _of_pack(prompt), "stop", "")
         else:
             answer = _own(request)
         self._generation_tokens += len(answer.ids)
         return answer
 
-    def _told(self, request: Request, told: FakeAnswer) -> "_Answer":
-        ids = self._tokenizer.encode_batch([told.text])[0]
+    def _told(self, request: Request, text: str, finish_reason: str, pack: str) -> "_Answer":
+        """pack: the prompt whose labels `<1>`, `<2>`, … in the text stand for."""
+        for n, (label, _) in enumerate(_blocks(pack), 1):
+            text = text.replace(f"<{n}>", label)
+        ids = self._tokenizer.encode_batch([text])[0]
         if len(ids) > request.max_tokens:
             return _Answer(ids[: request.max_tokens], "length")
-        return _Answer(ids, told.finish_reason, text=told.text)
+        return _Answer(ids, finish_reason, text=text)
 
     @property
     def _reads(self) -> bool:
@@ -156,6 +167,17 @@ class _Answer:
     lead: str = ""
     text: str | None = None
     error: str | None = None
+
+
+def _blocks(prompt: str) -> list[tuple[str, str]]:
+    """(label, text) of each document of a pack; none where the prompt is no pack."""
+    block = r"^--- block ([a-f][0-9a-f]{3} [0-9a-f]{16})\n(.*?)\n--- end \1$"
+    return [(mark.split()[0], text) for mark, text in re.findall(block, prompt, flags=re.MULTILINE | re.DOTALL)]
+
+
+def _of_pack(prompt: str) -> str:
+    items = [{"label": label, "summary": f"[pack] {text}"} for label, text in _blocks(prompt)]
+    return json.dumps(items, ensure_ascii=False)
 
 
 def _own(request: Request) -> _Answer:

@@ -112,6 +112,8 @@ def for_few(job: Job, documents: int | None) -> dict[str, Any]:
     """
     args = job.engine.args
     steps = job.answers.retry_max_tokens or job.sampling.max_tokens
+    if job.packing.mode != "off":
+        steps = max(steps, job.packing.max_documents * job.sampling.max_tokens)
     if documents is None or documents > FEW_DOCUMENTS or steps > _FEW_STEPS:
         return {}
     if not args.get("enforce_eager", True) or {"compilation_config", "optimization_level"} & args.keys():
@@ -137,6 +139,9 @@ def chosen(job: Job, model: Model, adapter: Adapter | None = None, *, documents:
             added["kv_cache_memory_bytes"] = max(_GIB // 2, min(quarter, 4 * _GIB))
     if adapter is not None:
         added |= lora(job, adapter)
+    if job.packing.mode != "off" and job.packing.answer == "json":
+        # By default the model may fill the space between the items with line ends, a fifth of the answer and more.
+        added["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
     added |= profile(job)
     few = for_few(job, documents)
     if few and "max_num_seqs" in added:

@@ -48,7 +48,7 @@ class VllmEngine:
         self._processes = [process for process in processes.children() if process not in others]
         self._refused: list[Completion] = []
         self._sampling = sampling
-        self._params: dict[int, Any] = {}
+        self._params: dict[tuple[int, str | None], Any] = {}
         # LLM.generate, the baseline, decodes as it does.
         self._text = None if self.fill_first else bulk_text(*self._as_vllm_decodes())
         self._waits_since: float | None = None
@@ -126,9 +126,10 @@ class VllmEngine:
         return self._core.output_processor.tokenizer, _sampling_params(self._sampling, self._sampling.max_tokens)
 
     def _params_of(self, request: Request) -> Any:
-        params = self._params.get(request.max_tokens)
+        key = (request.max_tokens, request.schema)
+        params = self._params.get(key)
         if params is None:
-            params = self._params[request.max_tokens] = _sampling_params(self._sampling, request.max_tokens)
+            params = self._params[key] = _sampling_params(self._sampling, *key)
             if self._text is not None:
                 params.detokenize = False
         return params
@@ -299,15 +300,17 @@ def _ask_for_stacks(engine: Sequence[psutil.Process]) -> None:
     time.sleep(_STACKS_S)
 
 
-def _sampling_params(sampling: Sampling, max_tokens: int) -> Any:
+def _sampling_params(sampling: Sampling, max_tokens: int, schema: str | None = None) -> Any:
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    form = {} if schema is None else {"structured_outputs": StructuredOutputsParams(json=schema)}
     try:
         params = SamplingParams(
             temperature=sampling.temperature,
             max_tokens=max_tokens,
             **sampling.others,
+            **form,
             output_kind=RequestOutputKind.FINAL_ONLY,  # set by LLM.generate, not by add_request
         )
     except Exception as e:  # vLLM has errors of its own for this, and not always the same

@@ -1,6 +1,7 @@
 """Whose run the folder holds: it goes on only under the settings of the parts that are there."""
 
 import logging
+import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,8 @@ def settle(checked: Checked, directory: RunDirectory, *, fresh: bool, on_change:
         "earlier_fingerprints": earlier,
         "job": _job_record(checked),
     }
+    if checked.job.packing.mode != "off":
+        value.setdefault("packing_secret", secrets.token_hex(32))
     if value != old:
         directory.write_run(value)
 

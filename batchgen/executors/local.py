@@ -15,6 +15,7 @@ from batchgen.executors import identity
 from batchgen.executors.checking import Checked, check, tokenizer_of
 from batchgen.executors.ending import Ending, Outcome
 from batchgen.executors.identity import OnChange
+from batchgen.executors.packing import Packing
 from batchgen.executors.starting import Starter
 from batchgen.fingerprint import digest
 from batchgen.jobfile import JobFile
@@ -80,6 +81,7 @@ class _Attempt:
     engine: Callable[[int | None], Engine] | None
     stats: Stats = field(default_factory=Stats)
     _tokenizer: Tokenizer | None = None
+    _builder: PromptBuilder | None = None
 
     @property
     def job(self) -> Job:
@@ -145,7 +147,7 @@ class _Attempt:
             index=loaded.index,
             prompts=self._prompts,
             engine=self.engine or (lambda documents: starter.engine(self.stats.counts.engine_starts, documents)),
-            workflow=self._workflow(f"{SHARD}-{attempt}", kept),
+            workflow=self._workflow(telemetry, starter, attempt, kept, retrying=campaign is not None),
             committer=committer,
             strikes=strikes,
             watchdog=Watchdog(
@@ -163,6 +165,20 @@ class _Attempt:
             limit=self.options.limit,
             kept=kept,
         )
+
+    def _workflow(
+        self, telemetry: Telemetry, starter: Starter, attempt: int, kept: KeptAnswers | None, *, retrying: bool
+    ) -> Workflow:
+        """One document a request or, where it is longer than the context, several; short ones packed before that."""
+        prefix = f"{SHARD}-{attempt}"
+        alone = self._alone(prefix, kept)
+        if retrying:  # what failed is not packed again
+            return alone
+        packing = Packing(
+            self.checked, self.directory, self.stats, telemetry,
+            frame=lambda turn: self._prompts().frame(turn), left=lambda: starter.at_most,
+        )  # fmt: skip
+        return packing.workflow(alone, prefix=prefix, rules=self._rules())
 
     def _pass(self, line: Line, sink: Sink, files: plan.Plan, campaign: Campaign | None, damaged: list[str]) -> Outcome:
         failure: BatchgenError | None = None
@@ -217,15 +233,17 @@ class _Attempt:
         return self._tokenizer
 
     def _prompts(self) -> PromptBuilder:
-        return PromptBuilder(self.job, self._make_tokenizer(), max_prompt_tokens=self.checked.max_prompt_tokens)
+        if self._builder is None:
+            room = self.checked.max_prompt_tokens
+            self._builder = PromptBuilder(self.job, self._make_tokenizer(), max_prompt_tokens=room)
+        return self._builder
 
-    def _workflow(self, prefix: str, kept: KeptAnswers | None) -> Workflow:
+    def _alone(self, prefix: str, kept: KeptAnswers | None) -> Workflow:
         long, rules = self.job.long_documents, self._rules()
         if not long.in_pieces:
             return SingleWorkflow(prefix=prefix, rules=rules)
         bounds = Bounds(at_once=settings.at_once(self.job), requests=long.max_requests)
-        # With a tokenizer's frame of its own, made for the first answer: the reader's is at work in another thread.
-        prompts = functools.cache(lambda: self._prompts().long)
+        prompts = functools.cache(lambda: self._prompts().long)  # made for the first answer
         if long.policy == "refine":
             return RefineWorkflow(
                 prefix=prefix, rules=rules, bounds=bounds, store=kept, refine=lambda *of: prompts().refine(*of)

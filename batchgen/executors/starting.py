@@ -132,7 +132,9 @@ class Starter:
 
     @cached_property
     def _need(self) -> int:
-        """Tokens of context that no document exceeds."""
+        """Tokens of context that no document exceeds; all of it where documents are packed into what there is."""
+        if self.job.packing.mode != "off":
+            return self.context
         log.info("looking for the longest document, to see what context is needed")
         room = self.checked.max_prompt_tokens
         # With a tokenizer of its own: the attempt's is at work in another thread.

@@ -84,6 +84,9 @@ class _Open:
 class LongWorkflow:
     """begin: the course of a document in pieces. The others are a SingleWorkflow's."""
 
+    gathers = False
+    full = False
+
     def __init__(
         self,
         *,
@@ -182,6 +185,9 @@ class LongWorkflow:
         if custom_id in self._open:
             return [self._open[custom_id].work.prepared.document]
         return self._single.documents(custom_id)
+
+    def apart(self, custom_id: str) -> list[str]:
+        return [custom_id] if custom_id in self._open else self._single.apart(custom_id)
 
     def again(self, custom_id: str) -> Request:
         if custom_id not in self._open:

@@ -26,6 +26,9 @@ class Rules:
 class SingleWorkflow:
     """prefix: begins every custom_id, and is new for every attempt of a run; a used id never comes again."""
 
+    gathers = False
+    full = False
+
     def __init__(self, *, prefix: str, rules: Rules) -> None:
         self._prefix = prefix
         self._rules = rules
@@ -61,6 +64,11 @@ class SingleWorkflow:
 
     def documents(self, custom_id: str) -> list[Document]:
         return [self._open[custom_id].prepared.document]
+
+    def apart(self, custom_id: str) -> list[str]:
+        if custom_id not in self._open:
+            raise KeyError(custom_id)
+        return [custom_id]
 
     def again(self, custom_id: str) -> Request:
         waiting = self._open.pop(custom_id)
@@ -130,13 +138,14 @@ def reasoning_tokens(rules: Rules, answer: Answer) -> int:
 
 
 def flags_of(prepared: Prepared, answer: Answer | None) -> tuple[str, ...]:
-    flags = list(prepared.flags)
+    """The flags of a row that holds this answer."""
+    found = list(prepared.flags)
     if answer is not None and answer.summary is not None:
         if answer.cut:
-            flags.append(SUMMARY_CUT)
+            found.append(SUMMARY_CUT)
         if _is_copied(answer.summary, prepared.document.text):
-            flags.append(COPIED)
-    return tuple(flags)
+            found.append(COPIED)
+    return tuple(found)
 
 
 def _is_copied(summary: str, text: str) -> bool:

@@ -36,10 +36,12 @@ def test_documents_are_cut_to_the_room_beside_the_answer(tmp_path):
 
 def test_a_fixed_length_leaves_nothing_to_the_model(tmp_path):
     sections = {"answers": {"retry_max_tokens": 128}, "sampling": {"max_tokens": 64, "stop": ["."]}}
+    sections["packing"] = {"mode": "on"}
     job = made(tmp_path, [record(0)], documents=1, tokens=9, **sections).job
     assert job.sampling.max_tokens == 9
     assert job.sampling.others == {"stop": ["."], "min_tokens": 9, "ignore_eos": True}
     assert job.answers.retry_max_tokens is None
+    assert job.packing.mode == "off"
 
 
 def test_a_run_goes_where_it_is_sent(tmp_path):

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.data import Completion
+from batchgen.workflows.auto import AutoWorkflow
 from batchgen.workflows.long import Bounds
 from batchgen.workflows.map_reduce import MapReduceWorkflow
+from batchgen.workflows.packed import PackedWorkflow, PackRules
 from batchgen.workflows.refine import RefineWorkflow
 from batchgen.workflows.single import Rules, SingleWorkflow
 
-MAX_MODEL_LEN = 40
+MAX_MODEL_LEN = 1000
 
 
 def single(**rules):
@@ -70,11 +72,26 @@ def refine(*, requests=7, **rules):
     )
 
 
+def packing(**rules):
+    packs = PackRules(frame=lambda turn: [0] * (len(turn) // 10), secret=b"secret", max_documents=3)
+    more = Rules(max_tokens=8, max_model_len=MAX_MODEL_LEN, count=len, **rules)
+    return lambda prefix: PackedWorkflow(
+        SingleWorkflow(prefix=prefix, rules=more), prefix=prefix, rules=more, packs=packs
+    )
+
+
+def auto(prefix):
+    return AutoWorkflow(packing()(prefix), size=lambda: 2, decided=lambda *_: None)
+
+
 WORKFLOWS = {
+    "packed": packing(),
+    "packed-retry": packing(retry_max_tokens=30),
+    "auto": auto,
     "single": single(),
     "single-retry": single(retry_max_tokens=30),
     "single-reasoning": single(reasoning_end="</think>"),
-    "single-reasoning-retry": single(reasoning_end="</think>", retry_max_tokens=100),
+    "single-reasoning-retry": single(reasoning_end="</think>", retry_max_tokens=2000),
     "map_reduce": map_reduce(),
     "map_reduce-wide": map_reduce(at_once=9, requests=99, max_depth=9, retry_max_tokens=30),
     "map_reduce-reasoning-retry": map_reduce(requests=99, reasoning_end="</think>", retry_max_tokens=100),
@@ -128,9 +145,13 @@ class Driver:
 
     def do(self, step, choice, completion):
         if step == "admit":
+            if self.workflow.full:
+                assert self.open
+                return
             # Some documents fit, the others have up to eight pieces.
             pieces = tuple([70 + n] * 3 for n in range(self.admitted * 4 % 9)) if self.pieces else ()
-            self.send(self.workflow.admit(prepared(n=self.admitted, pieces=pieces)))
+            turn = None if pieces else f"Text {self.admitted}"
+            self.send(self.workflow.admit(prepared(n=self.admitted, pieces=pieces, turn=turn)))
             self.admitted += 1
             return
         if not self.open:
@@ -141,9 +162,10 @@ class Driver:
         others = [one for one in self.open if self.workflow.documents(one)[0].id in documents]
         del self.open[custom_id]
         if step == "again":
-            self.send([self.workflow.again(custom_id)])
+            self.send([self.workflow.again(one) for one in self.workflow.apart(custom_id)])
         elif step == "give_up":
-            records = self.workflow.give_up(custom_id, ("engine_died", "it died"))
+            apart = self.workflow.apart(custom_id)
+            records = [record for one in apart for record in self.workflow.give_up(one, ("engine_died", "it died"))]
             assert sorted(record.document.id for record in records) == sorted(documents)
             for one in others:
                 self.open.pop(one, None)
@@ -202,6 +224,6 @@ def test_an_answered_request_is_not_known_any_more(name):
     workflow = WORKFLOWS[name]("0-1")
     (request,) = workflow.admit(prepared())
     workflow.complete(Completion(request.custom_id, text="x</think>y", finish_reason="stop"))
-    for call in (workflow.again, workflow.documents, lambda one: workflow.complete(Completion(one))):
+    for call in (workflow.apart, workflow.again, workflow.documents, lambda one: workflow.complete(Completion(one))):
         with pytest.raises(KeyError):
             call(request.custom_id)

@@ -8,6 +8,7 @@ import pytest
 from helpers_config import job, real_tokenizer
 
 from batchgen.adapter import Adapter
+from batchgen.config import Packing
 from batchgen.engines import settings, vllm_names
 from batchgen.engines.profiles import PROFILES
 from batchgen.errors import ConfigError
@@ -55,6 +56,25 @@ def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_bounded(monkeypatch, mode
         "block_size": 32,
         "kv_cache_memory_bytes": 4 * GIB,
     }
+
+
+COMPACT = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+
+
+@pytest.mark.parametrize(
+    ("packing", "args", "added"),
+    [
+        ({"mode": "on"}, {}, COMPACT),
+        ({"mode": "auto"}, {}, COMPACT),
+        ({"mode": "off"}, {}, {}),
+        ({"mode": "on", "answer": "lines"}, {}, {}),
+        ({"mode": "on"}, {"structured_outputs_config": {"backend": "guidance"}}, {}),
+    ],
+)
+def test_packs_have_their_answers_without_white_space_between_items(monkeypatch, model, packing, args, added):
+    on(monkeypatch, CUDA)
+    given = with_args(**args).model_copy(update={"packing": Packing(**packing)})
+    assert settings.chosen(given, model) == {"max_model_len": 8192} | added
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,12 @@ def test_a_document_that_fills_the_context_keeps_it_whole(tmp_path, out):
     assert [row["flags"] for row in rows(out)].count(["document_truncated"]) == 1
 
 
+def test_packs_keep_the_context_that_they_are_cut_for(tmp_path, out):
+    outcome = start(job(tmp_path, NO_FIT.format(900), packing={"mode": "on"}))
+    assert outcome.exit_status == 0
+    assert "max_model_len" not in used(outcome)
+
+
 def test_an_answer_that_is_sent_for_once_more_has_its_room(tmp_path, out):
     more = {"retry_max_tokens": 300}
     outcome = start(job(tmp_path, NO_FIT.format(900), answers=more, sampling={"max_tokens": 8}))

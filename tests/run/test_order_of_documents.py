@@ -78,8 +78,8 @@ def test_files_are_known_whole_and_counted_in_whatever_order_their_documents_end
     outcome = start(path)
     assert opened == []
     assert outcome.report["documents"] | {"reasons": 0, "flags": 0, "ways": 0} == {
-        "total": 60, "total_is_exact": True, "ok": 60, "failed": 0, "skipped": 0, "pending": 0, "reasons": 0, "flags": 0,
-        "ways": 0,
+        "total": 60, "total_is_exact": True, "ok": 60, "failed": 0, "skipped": 0, "pending": 0, "reasons": 0,
+        "flags": 0, "ways": 0,
     }  # fmt: skip
 
 
