@@ -45,7 +45,8 @@ def timeless(report):
     for scope in ("attempt", "run"):
         for key in ("total", "steady", "drain"):
             del value[scope]["seconds"][key]
-        del value[scope]["rates"]
+        for key in ("rates", "starved_share", "memory"):
+            del value[scope][key]
     return value
 
 
