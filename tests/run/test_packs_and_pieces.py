@@ -15,6 +15,7 @@ def job(tmp_path, policy):
         packing={"mode": "on", "max_documents": 4, "max_document_tokens": 400},
         long_documents={"policy": policy},
         checkpoint={"rows": 6},
+        sampling={"max_tokens": 160},
     )
 
 
