@@ -63,6 +63,8 @@ def test_a_line_has_every_column_in_order_with_values_of_json(part):
         pack_size=8,
         pack_fallback="missing",
         requests=4,
+        pieces=9,
+        depth=10,
         attempts=5,
         finished_at=AT,
     )
@@ -73,7 +75,8 @@ def test_a_line_has_every_column_in_order_with_values_of_json(part):
         "status": "ok", "error_type": None, "error": None, "finish_reason": "length",
         "flags": ["summary_cut", "copied"], "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3,
         "reasoning_tokens": 6, "dropped_tokens": 7, "pack_size": 8, "pack_fallback": "missing",
-        "requests": 4, "attempts": 5, "source": "data/ä.jsonl", "place": "byte 70", "doc_key": full.document.key.hex(),
+        "requests": 4, "pieces": 9, "depth": 10, "attempts": 5,
+        "source": "data/ä.jsonl", "place": "byte 70", "doc_key": full.document.key.hex(),
         "content_hash": full.document.content.hex(), "fingerprint": "f00d",
         "finished_at": "2026-01-02T03:04:05.678901+00:00",
     }  # fmt: skip

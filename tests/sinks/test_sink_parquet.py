@@ -52,6 +52,8 @@ def test_every_column_holds_what_the_record_tells(part):
         pack_size=8,
         pack_fallback="missing",
         requests=4,
+        pieces=9,
+        depth=10,
         attempts=5,
         finished_at=at,
     )
@@ -62,7 +64,7 @@ def test_every_column_holds_what_the_record_tells(part):
             "status": "ok", "error_type": "a type", "error": "a sentence", "finish_reason": "length",
             "flags": ["summary_cut", "copied"], "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3,
             "reasoning_tokens": 6, "dropped_tokens": 7, "pack_size": 8, "pack_fallback": "missing",
-            "requests": 4, "attempts": 5,
+            "requests": 4, "pieces": 9, "depth": 10, "attempts": 5,
             "source": "data/ä.jsonl", "place": "byte 70", "doc_key": full.document.key.hex(),
             "content_hash": full.document.content.hex(), "fingerprint": "0123456789abcdef", "finished_at": at,
         }
