@@ -195,11 +195,11 @@ def test_a_peer_gets_the_work_and_is_measured_by_itself(job_with_model, tmp_path
     ("more", "told"),
     [
         ("sys.stderr.write('x\\nray is not installed: pip install ray\\n'); sys.exit(69)", "ray is not installed: pip"),
-        ("sys.exit('Boom')", "it ended with status 1: Boom"),
-        ("os.kill(os.getpid(), 9)", "it ended with status -9: without a word"),
+        pytest.param("sys.exit('Boom')", "it ended with status 1: Boom", marks=pytest.mark.long),
+        pytest.param("os.kill(os.getpid(), 9)", "it ended with status -9: without a word", marks=pytest.mark.long),
         ("rows = rows[:-1]", "batchgen did 6 documents, ray-data 5"),
         ("work['max_tokens'] += 1", "batchgen did 72 output tokens, ray-data 78"),
-        ("sys.exit(0)", "its result cannot be read: FileNotFoundError"),
+        pytest.param("sys.exit(0)", "its result cannot be read: FileNotFoundError", marks=pytest.mark.long),
     ],
     ids=["not-installed", "fails", "killed", "fewer-documents", "more-tokens", "no-result"],
 )

@@ -17,7 +17,7 @@ def long_text(n):
     )
 
 
-@pytest.mark.parametrize("policy", ["map_reduce", "refine"])
+@pytest.mark.parametrize("policy", ["map_reduce", pytest.param("refine", marks=pytest.mark.long)])
 def test_short_documents_finish_while_long_ones_are_under_way(tmp_path, out, model_folder, policy):
     documents = [record(f"long-{n}", text=long_text(n)) for n in range(LONG)] + [record(n) for n in range(SHORT)]
     job = write_job(
