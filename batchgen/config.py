@@ -292,7 +292,7 @@ class Packing(Section):
         BeforeValidator(_on_or_off, json_schema_input_type=bool | Literal["off", "on", "auto"]),
     ] = Field(
         "off",
-        description="`true` or `'on'` packs, `auto` measures both ways on the first documents and keeps the faster.",
+        description="`on` packs, `auto` measures both ways on the first documents and keeps the faster.",
     )
     max_documents: Int = Field(8, ge=2, description="Documents in one prompt at most.")
     max_document_tokens: Int = Field(256, ge=1, description="A document whose user turn has more tokens is sent alone.")

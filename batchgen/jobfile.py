@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +17,7 @@ from batchgen.text import nearest
 from batchgen.yaml_lines import KeyPath, Parsed
 
 Fault = tuple[float, str]
+_ON_OR_OFF = {("packing", "mode")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,12 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
     """
     parsed = yaml_lines.load(file)
     origin = Origin(file, parsed.lines)
-    faults = [origin.fault(at, words) for at, words in parsed.faults.items()]  # before a --set changes the lines
-    told = set(parsed.faults)
+    doubts = _doubts(parsed.faults)
+    faults = [origin.fault(at, words) for at, words in doubts.items()]  # before a --set changes the lines
+    told = set(doubts)
     for assignment in sets:
         try:
-            ours = _apply_set(parsed, assignment)
+            ours = _doubts(_apply_set(parsed, assignment))
         except ConfigError as e:
             faults.append((math.inf, str(e)))
         else:
@@ -77,6 +79,11 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
         faults += [origin.fault(at, words) for at, words in found_too]
     refuse(faults)
     return JobFile(job, origin)
+
+
+def _doubts(faults: Mapping[KeyPath, str]) -> dict[KeyPath, str]:
+    """What is in doubt: not a bare `on` or `off` where true and false mean the same."""
+    return {at: words for at, words in faults.items() if at not in _ON_OR_OFF}
 
 
 def refuse(faults: Iterable[Fault]) -> None:

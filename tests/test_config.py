@@ -430,6 +430,18 @@ class Whole(config.Section):
     part: Or | None = None
 
 
+@pytest.mark.parametrize(
+    ("word", "mode"), [("on", "on"), ("off", "off"), ("true", "on"), ("false", "off"), ("auto", "auto")]
+)
+def test_packing_is_on_or_off_in_every_spelling_of_these(tmp_path, word, mode):
+    path = tmp_path / "job.yaml"
+    short = "name: x\ninput: [{path: a.jsonl}]\nprompt: {user: '{{ text }}'}\noutput: {dir: out}\n"
+    path.write_text(f"{short}packing:\n  mode: {word}\n")
+    assert jobfile.load(path).job.packing.mode == mode
+    path.write_text(short)
+    assert jobfile.load(path, [f"packing.mode={word}"]).job.packing.mode == mode
+
+
 def test_known_keys_are_those_of_all_sections_that_may_stand_there(monkeypatch):
     monkeypatch.setattr(jobfile, "Job", Whole)
     assert jobfile._known_keys(()) == ["parts", "part"]
