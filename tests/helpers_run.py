@@ -1,16 +1,19 @@
 """Whole runs for tests: small inputs, a job file on the fake engine, and the rows that came out."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyarrow.dataset as ds
 import yaml
 
 from batchgen import jobfile
 from batchgen.checkpoint import Committer
 from batchgen.data import Request
+from batchgen.engines import processes
 from batchgen.engines.fake import FakeEngine
 from batchgen.executors.ending import Outcome
 from batchgen.executors.local import Options, run
@@ -119,3 +122,12 @@ def same_rows(one: list[dict], other: list[dict], *, but=("finished_at", "cached
     """Assert that two runs gave the same rows, apart from some columns."""
     strip = [[{k: v for k, v in row.items() if k not in but} for row in rows] for rows in (one, other)]
     assert strip[0] == strip[1]
+
+
+def workers() -> list[psutil.Process]:
+    """Processes that are engines of this one, or become some."""
+    found = []
+    for one in processes.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [one] if "--multiprocessing-fork" in one.cmdline() else []
+    return found

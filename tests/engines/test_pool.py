@@ -3,7 +3,6 @@
 What every engine promises is in tests/contract; here are whole pools of fake engines in processes of their own.
 """
 
-import contextlib
 import os
 import signal
 import time
@@ -11,11 +10,11 @@ from functools import partial
 
 import psutil
 import pytest
+from helpers_run import workers
 
 from batchgen.config import FakeEngine as Faults
 from batchgen.data import Request
 from batchgen.engines import pool as pools
-from batchgen.engines import processes
 from batchgen.engines.fake import FakeEngine
 from batchgen.engines.pool import EnginePool, Place
 from batchgen.engines.start_faults import StartError
@@ -27,15 +26,6 @@ PATIENCE_S = 30
 
 def make(faults):
     return FakeEngine(Faults(**faults), BytesTokenizer(), max_num_seqs=4, max_model_len=512, fill_first=False)
-
-
-def workers():
-    """Processes that are or could become engines of this process."""
-    found = []
-    for one in processes.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [one] if "--multiprocessing-fork" in one.cmdline() else []
-    return found
 
 
 @pytest.fixture

