@@ -1,6 +1,8 @@
 """The one way files of a run come to be: written aside, fsynced, renamed, the folder fsynced."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -13,6 +15,7 @@ from batchgen.errors import OutputError
 
 TEMPORARY = ".tmp-"
 _BLOCK = 1 << 16
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 log = logging.getLogger("batchgen")
 
 
@@ -110,6 +113,20 @@ def _is_record(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
+
+
+def has_locks(path: Path) -> bool:
+    """Whether the kernel frees a lock on this file when its holder is gone. Makes the file; raises OSError."""
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError as e:
+            if e.errno not in _NO_LOCKS:
+                raise
+            return False
+    return True
 
 
 def clear_temporary(folder: Path, owner: str) -> None:

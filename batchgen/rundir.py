@@ -21,7 +21,6 @@ from batchgen import fsio
 from batchgen.errors import ConfigError, LockedError, OutputError
 
 _PATIENCE_S = 0.2  # `status` takes the lock for a moment to see whether it is held
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 _TELLING_S = 2.0  # who takes the lock writes its name next
 SHARD = 0  # this version runs one shard a run; names and locks have room for more
 
@@ -239,19 +238,12 @@ def _is_gone(host: str, pid: int) -> bool:
 
 def _refuse_lockless(path: Path) -> None:
     """Raise OutputError on a file system that has no locks the kernel frees when their holder is gone."""
-    with path.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        except OSError as e:
-            if e.errno not in _NO_LOCKS:
-                raise
-            raise OutputError(
-                f"{path.parent.parent}: this file system has no file locks ({e.strerror}), so two runs could write at "
-                "once; put output.dir on a local disk, or mount the network file system with locks (NFS: without "
-                "nolock; Lustre: with flock)"
-            ) from e
+    if not fsio.has_locks(path):
+        raise OutputError(
+            f"{path.parent.parent}: this file system has no file locks, so two runs could write at once; put "
+            "output.dir on a local disk, or mount the network file system with locks (NFS: without nolock; Lustre: with "
+            "flock)"
+        )
 
 
 def _foreign(path: Path) -> str | None:

@@ -9,7 +9,6 @@ temporary folder of its own. Only on a file system without locks it lies in the 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -23,6 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from batchgen import fsio
 from batchgen.engines import vllm_names
 
 # A start that compiles takes three to four minutes; this is more than three of different models, one after the other.
@@ -121,30 +121,19 @@ def _devices() -> list[str]:
 
 
 def _lock(root: Path) -> FileLock | None:
-    """The lock of the caches below root; None where nothing can be written, so that nothing can be corrupted."""
+    """The lock of the caches below root; None where there can be none, or nothing can be written and corrupted."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         path = root / "start.lock"
-        if not _has_locks(path):
+        if not fsio.has_locks(path):
             # By its place, so that starts with other caches are not waited for.
             place = hashlib.sha256(str(root).encode()).hexdigest()[:16]
             path = Path(tempfile.gettempdir(), f"batchgen-{os.getuid()}-{place}.lock")
-        return FileLock(path)
+        # filelock makes do without locks of the kernel, and one of a killed start would stay.
+        return FileLock(path) if fsio.has_locks(path) else None
     except OSError as e:
-        log.info("the compile cache cannot be written (%s); starting without its lock", e)
+        log.info("the compile cache cannot be written or locked (%s); starting without its lock", e)
         return None
-
-
-def _has_locks(path: Path) -> bool:
-    """Whether the kernel frees a lock there when its holder is gone; filelock makes do without, and a kill stays."""
-    with path.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def _acquire(lock: FileLock) -> bool:
@@ -160,7 +149,7 @@ def _acquire(lock: FileLock) -> bool:
     except Timeout:
         log.warning("another start has held %s for %g s: going on beside it", lock.lock_file, _PATIENCE_S)
         return False
-    except (OSError, NotImplementedError) as e:
+    except OSError as e:
         log.warning("%s cannot be locked (%s): going on without", lock.lock_file, e)
         return False
     return True
