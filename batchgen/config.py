@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from batchgen.errors import ConfigError
-from batchgen.values import Bool, Float, Int
+from batchgen.values import ON_OFF, Bool, Float, Int
 
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
 COLUMNS = (
@@ -279,18 +279,10 @@ class LongDocuments(Section):
         return "policy", *keys.get(self.policy, ())
 
 
-def _on_or_off(value: Any) -> Any:
-    """YAML readers differ about a bare `on`: true and false say the same."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
 class Packing(Section):
     """Several short documents in one prompt; docs/packing.md says when that pays."""
 
-    mode: Annotated[
-        Literal["off", "on", "auto"],
-        BeforeValidator(_on_or_off, json_schema_input_type=bool | Literal["off", "on", "auto"]),
-    ] = Field(
+    mode: Annotated[Literal["off", "on", "auto"], ON_OFF] = Field(
         "off",
         description="`on` packs, `auto` measures both ways on the first documents and keeps the faster.",
     )

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from batchgen import yaml_lines
 from batchgen.config import COLUMNS, OWN_NAMES, Job, sections_of
 from batchgen.errors import ConfigError
 from batchgen.text import nearest
+from batchgen.values import ON_OFF
 from batchgen.yaml_lines import KeyPath, Parsed
 
 Fault = tuple[float, str]
-_ON_OR_OFF = {("packing", "mode")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def load(file: Path, sets: Sequence[str] = ()) -> JobFile:
 
 def _doubts(faults: Mapping[KeyPath, str]) -> dict[KeyPath, str]:
     """What is in doubt: not a bare `on` or `off` where true and false mean the same."""
-    return {at: words for at, words in faults.items() if at not in _ON_OR_OFF}
+    return {at: words for at, words in faults.items() if not any(ON_OFF in field.metadata for field in _fields(at))}
 
 
 def refuse(faults: Iterable[Fault]) -> None:
@@ -187,14 +188,25 @@ def _fault(error: Any) -> tuple[KeyPath, str]:
     return at, f"{error['msg'].removeprefix('Value error, ')} (given: {error['input']!r})"
 
 
+def _fields(at: KeyPath) -> list[FieldInfo]:
+    """The fields that the key at `at` can be."""
+    name = str(at[-1]) if at else ""
+    return [section.model_fields[name] for section in _sections(at[:-1]) if name in section.model_fields]
+
+
 def _known_keys(at: KeyPath) -> list[str]:
     """The keys of the section at `at`, of all of them where it may be one of several."""
+    return list(dict.fromkeys(name for section in _sections(at) for name in section.model_fields))
+
+
+def _sections(at: KeyPath) -> list[type[BaseModel]]:
+    """The sections that may stand at `at`."""
     sections: list[type[BaseModel]] = [Job]
     for part in at:
         fields = [section.model_fields[part] for section in sections if part in section.model_fields]
         # What is no field is an entry of a list, which was unpacked already.
         sections = [below for field in fields for below in sections_of(field.annotation)] or sections
-    return list(dict.fromkeys(name for section in sections for name in section.model_fields))
+    return sections
 
 
 def _dotted(at: KeyPath) -> str:

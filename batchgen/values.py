@@ -1,7 +1,7 @@
 """Plain values of a job file: a number is no text that looks like one, and true and false are no numbers."""
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -46,6 +46,12 @@ def _of(kind: type) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _on_or_off(value: Any) -> Any:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+# Of a key that is `on` or `off`: true and false say the same, so a bare word means one thing to every YAML reader.
+ON_OFF = BeforeValidator(_on_or_off, json_schema_input_type=bool | Literal["off", "on", "auto"])
 Bool = Annotated[bool, _of(bool)]
 Int = Annotated[int, _of(int)]
 Float = Annotated[float, _of(float)]

@@ -61,7 +61,7 @@ SEAMS = {
     "adapter": {"errors", "hub"},
     "hub": {"errors"},
     "config": {"errors", "values"},
-    "jobfile": {"config", "errors", "text", "yaml_lines"},
+    "jobfile": {"config", "errors", "text", "values", "yaml_lines"},
 }
 # Outside packages that one kind of module alone imports.
 ONLY_IN = {
