@@ -156,11 +156,11 @@ class Stats:
         self.counts.generated_tokens = max(self.counts.generated_tokens, self.counts.completion_tokens)
         self.counts.steady_s = min(last_input, last_output) - first
         self.counts.drain_s = max(0.0, last_output - last_input)
-        self.counts.peak_rss_bytes = _peak_rss_bytes()
+        self.counts.peak_rss_bytes = peak_rss_bytes()
         return dataclasses.replace(self.counts)
 
 
-def _peak_rss_bytes() -> int:
+def peak_rss_bytes() -> int:
     """The most memory this process ever had."""
     try:
         # Not ru_maxrss, where it can be helped: that of a child begins with its parent's.

@@ -18,13 +18,13 @@ from batchgen.bench.figures import OURS, Turn
 from batchgen.bench.work import Work, mark
 from batchgen.data import Completion, Request
 from batchgen.engines.base import Engine, EngineMetrics, Limits
-from batchgen.errors import OK, BatchgenError, EngineError
+from batchgen.errors import OK, BatchgenError, ConfigError, EngineError
 from batchgen.executors import local
 from batchgen.executors.checking import tokenizer_of
 from batchgen.executors.starting import Starter
 from batchgen.lifecycle import Stop
 from batchgen.rundir import RunDirectory
-from batchgen.stats import last_told, read_telemetry
+from batchgen.stats import last_told, peak_rss_bytes, read_telemetry
 
 _WARM_UP = 16  # documents
 _EMPTY_S = 10.0  # what the engine takes to free the last blocks
@@ -116,7 +116,7 @@ class Life:
         else:
             with self.stop.raising():
                 turn = self._by_hand(contestant, round_, window or len(self.work.prompts), out)
-        return turn if not measured else _with_peak(turn)
+        return dataclasses.replace(turn, peak_bytes=peak_rss_bytes()) if measured else turn
 
     def _run(self, round_: int, out: Path) -> Turn:
         """A run as `batchgen run` makes it, but for its engine."""
@@ -180,11 +180,19 @@ class Life:
 
 
 @contextlib.contextmanager
-def shared_life(work: Work, folder: Path, stop: Stop) -> Iterator[Life]:
-    """Start the job's engine, as a run would, and close it at the end."""
+def shared_life(work: Work, folder: Path, stop: Stop, *, by_hand: bool) -> Iterator[Life]:
+    """Start the job's engine, as a run would, and close it at the end. by_hand: others than batchgen use it too.
+
+    Raises ConfigError where these could not: `LLM.generate` is a call of one engine.
+    """
     directory = RunDirectory(folder / "engine")
     files = plan.make(work.job, directory)
     starter = Starter(work.checked, directory, files, 1, lambda: tokenizer_of(work.checked))
+    if by_hand and len(starter.replicas) > 1:
+        raise ConfigError(
+            f"--against generate and loops need one engine, and the job has {len(starter.replicas)}: --set "
+            "engine.replicas_per_gpu=1 (and one GPU in CUDA_VISIBLE_DEVICES), or --against batchgen alone"
+        )
     with stop.raising():
         engine = starter.engine(0)
     try:
@@ -231,12 +239,6 @@ def _reset_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def _with_peak(turn: Turn) -> Turn:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)
-    return dataclasses.replace(turn, peak_bytes=peak)
 
 
 @contextlib.contextmanager

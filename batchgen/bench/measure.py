@@ -49,7 +49,7 @@ def bench(file: JobFile, wish: Wish, stop: Stop) -> dict[str, Any]:
         with stop.raising():
             work = works.make(file, folder, documents=wish.documents, tokens=wish.tokens)
             _refuse_without_model(work, peers)
-        with shared_life(work, folder, stop) as life:
+        with shared_life(work, folder, stop, by_hand=len(windows) > 1) as life:
             conditions = _conditions(file, wish, life)
             turns = _rounds(life, windows, wish.rounds)
             args = life.engine.info.args

@@ -16,6 +16,7 @@ from batchgen.bench.figures import UnequalWorkError
 from batchgen.engines.fake import FakeEngine
 from batchgen.errors import ConfigError, EngineError, Interrupted
 from batchgen.lifecycle import Stop
+from batchgen.stats import peak_rss_bytes
 
 MODEL = Path(__file__).parent.parent.parent / "models" / "smollm2-135m-instruct"
 
@@ -78,12 +79,18 @@ def test_a_window_is_durable_before_the_next_begins(job):
 def test_the_peak_of_memory_is_that_of_the_turn():
     if not life._reset_peak():
         pytest.skip("this system does not measure the peak anew")
-    turn = life.Turn("x", 1, seconds=1, documents=1, prompt_tokens=1, output_tokens=1, first_s=1)
-    before = life._with_peak(turn).peak_bytes
+    before = peak_rss_bytes()
     assert bytearray(b"1") * (128 << 20)
-    assert life._with_peak(turn).peak_bytes > before + (100 << 20)
+    assert peak_rss_bytes() > before + (100 << 20)
     life._reset_peak()
-    assert life._with_peak(turn).peak_bytes < before + (64 << 20)
+    assert peak_rss_bytes() < before + (64 << 20)
+
+
+def test_generate_is_not_measured_on_several_engines(job):
+    with pytest.raises(ConfigError, match="the job has 2: --set engine.replicas_per_gpu=1"):
+        measured(job, "engine.replicas_per_gpu=2", against=("generate",), rounds=1)
+    found = measured(job, "engine.replicas_per_gpu=2", against=("batchgen",), rounds=1)
+    assert list(found["contestants"]) == ["batchgen"]
 
 
 def test_unequal_work_is_refused(job, monkeypatch):
