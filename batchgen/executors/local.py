@@ -1,6 +1,5 @@
 """One start of a run in this process: lock, fingerprint, plan, index, pass, settling, report."""
 
-import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from batchgen.jobfile import JobFile
 from batchgen.kept_answers import KeptAnswers
 from batchgen.lifecycle import Stop
 from batchgen.line import Line, Reading
+from batchgen.long_prompts import LongPrompts
 from batchgen.pipeline import run_pass
 from batchgen.progress import Progress
 from batchgen.prompts import PromptBuilder
@@ -243,7 +243,10 @@ class _Attempt:
         if not long.in_pieces:
             return SingleWorkflow(prefix=prefix, rules=rules)
         bounds = Bounds(at_once=settings.at_once(self.job), requests=long.max_requests)
-        prompts = functools.cache(lambda: self._prompts().long)  # made for the first answer
+
+        def prompts() -> LongPrompts:  # made when there are answers to put together
+            return self._prompts().long
+
         if long.policy == "refine":
             return RefineWorkflow(
                 prefix=prefix, rules=rules, bounds=bounds, store=kept, refine=lambda *of: prompts().refine(*of)

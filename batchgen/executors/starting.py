@@ -122,7 +122,8 @@ class Starter:
     def _chosen(self, model: Model) -> dict[str, Any]:
         adapter = self.checked.adapter
         usual, chosen = (settings.chosen(self.job, model, adapter, documents=n) for n in (None, self.at_most))
-        if special := {name: value for name, value in chosen.items() if usual.get(name) != value}:
+        few = settings.for_few(self.job, self.at_most)
+        if special := {name: chosen[name] for name in few if name in chosen and usual.get(name) != chosen[name]}:
             log.info(
                 "at most %s documents are left: the engine starts with %s: to prepare it for more would not pay",
                 self.at_most,
