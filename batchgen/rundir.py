@@ -241,8 +241,8 @@ def _refuse_lockless(path: Path) -> None:
     if not fsio.has_locks(path):
         raise OutputError(
             f"{path.parent.parent}: this file system has no file locks, so two runs could write at once; put "
-            "output.dir on a local disk, or mount the network file system with locks (NFS: without nolock; Lustre: with "
-            "flock)"
+            "output.dir on a local disk, or mount the network file system with locks (NFS: without nolock; Lustre: "
+            "with flock)"
         )
 
 

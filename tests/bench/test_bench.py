@@ -87,7 +87,7 @@ def test_the_peak_of_memory_is_that_of_the_turn():
 
 
 def test_generate_is_not_measured_on_several_engines(job):
-    with pytest.raises(ConfigError, match="the job has 2: --set engine.replicas_per_gpu=1"):
+    with pytest.raises(ConfigError, match=r"the job has 2: --set engine\.replicas_per_gpu=1"):
         measured(job, "engine.replicas_per_gpu=2", against=("generate",), rounds=1)
     found = measured(job, "engine.replicas_per_gpu=2", against=("batchgen",), rounds=1)
     assert list(found["contestants"]) == ["batchgen"]
