@@ -43,7 +43,7 @@ lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/python -m mypy
 
 docs: $(VENV)/.ready ## docs/config.md from the schema of the job file
-	@page=$$($(BIN)/python -m batchgen.schema) && printf '%s\n' "$$page" > docs/config.md
+	@page=$$($(BIN)/python -m batchgen.job.schema) && printf '%s\n' "$$page" > docs/config.md
 
 venv: $(VENV)/.ready ## .venv with batchgen, vLLM for the CPU and what the tests need
 

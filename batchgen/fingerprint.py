@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from batchgen.adapter import Adapter
-from batchgen.config import Job
-from batchgen.model import Model
+from batchgen.job.config import Job
+from batchgen.models.adapter import Adapter
+from batchgen.models.model import Model
 
 # Arguments of vLLM that change how fast a summary comes, not which. Anything else counts as changing the text.
 _SPEED_ONLY = frozenset({

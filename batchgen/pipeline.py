@@ -8,9 +8,9 @@ The loop keeps the engine full of requests, makes records of its completions, an
 """
 
 from batchgen.errors import EngineError
-from batchgen.feed import Feed
-from batchgen.line import Line, Reading
-from batchgen.reader import ReadAhead
+from batchgen.feeding.feed import Feed
+from batchgen.feeding.line import Line, Reading
+from batchgen.feeding.reader import ReadAhead
 
 
 def run_pass(line: Line, reading: Reading) -> None:

@@ -18,13 +18,13 @@ from typing import Any
 import pyarrow as pa
 
 from batchgen import fsio
-from batchgen.config import Job
 from batchgen.data import Split
 from batchgen.errors import ConfigError, InputError
-from batchgen.rundir import RunDirectory
+from batchgen.job.config import Job
 from batchgen.sinks.kept import common_type
 from batchgen.sources import dataset, is_known, open_source
 from batchgen.sources.base import FileFacts, State
+from batchgen.storage.rundir import RunDirectory
 from batchgen.text import one_line
 
 _TARGET_BYTES = 64 << 20

@@ -39,7 +39,7 @@ def out(tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     """Nothing holds a fake engine's memory: no need to wait between two of them."""
-    from batchgen import feed
+    from batchgen.feeding import feed
 
     monkeypatch.setattr(feed, "_PAUSES_S", (0.0,))
     monkeypatch.setattr(feed, "_ECHO_S", 0.02)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.config import Job
 from batchgen.data import Document, Prepared
-from batchgen.jobfile import JobFile, load
+from batchgen.job.config import Job
+from batchgen.job.jobfile import JobFile, load
 
 MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m-instruct"
 
@@ -159,7 +159,7 @@ def frame_of(tokenizer, system="Be short.") -> tuple[list[int], list[int]]:
 @functools.cache
 def real_tokenizer():
     """The demo model's tokenizer, loaded once for all tests; skips where the model is not there."""
-    from batchgen.tokenizer import HuggingFaceTokenizer
+    from batchgen.models.tokenizer import HuggingFaceTokenizer
 
     need_model()
     return HuggingFaceTokenizer(MODEL)

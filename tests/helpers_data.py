@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import settings
 
-from batchgen.config import Input, Job
 from batchgen.data import Document, Record, Split
-from batchgen.index import KeySet
+from batchgen.job.config import Input, Job
 from batchgen.sources.base import Source, place_key
 from batchgen.sources.dataset import DatasetSource
 from batchgen.sources.jsonl import JsonlSource
 from batchgen.sources.parquet import ParquetSource
+from batchgen.storage.index import KeySet
 
 # A shared machine can stall any example: the time limit of the test itself is enough.
 PROPERTY = settings(deadline=None, max_examples=150)

@@ -10,14 +10,14 @@ import psutil
 import pyarrow.dataset as ds
 import yaml
 
-from batchgen import jobfile
-from batchgen.checkpoint import Committer
 from batchgen.data import Request
 from batchgen.engines import processes
 from batchgen.engines.fake import FakeEngine
 from batchgen.executors.ending import Outcome
 from batchgen.executors.local import Options, run
+from batchgen.job import jobfile
 from batchgen.lifecycle import Stop
+from batchgen.storage.checkpoint import Committer
 
 SENTENCE = "The harbour board met on day {n} and agreed to repair {n} metres of quay wall before the winter."
 

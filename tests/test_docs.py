@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from helpers_run import record, rows, start, write_job, write_jsonl
 
-from batchgen import data, errors, jobfile, schema
+from batchgen import data, errors
 from batchgen.cli import cli
-from batchgen.config import COLUMNS, Job
-from batchgen.retry import OF_RECORDS, OF_SETTINGS
+from batchgen.executors.retry import OF_RECORDS, OF_SETTINGS
+from batchgen.job import jobfile, schema
+from batchgen.job.config import COLUMNS, Job
+from batchgen.reporting.stats import read_telemetry
 from batchgen.sinks.columns import KEPT_FIELD_UNFIT
-from batchgen.stats import read_telemetry
 
 TOP = Path(__file__).parent.parent
 DOCS = TOP / "docs"

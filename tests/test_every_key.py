@@ -21,9 +21,9 @@ from helpers_lora import write_adapter
 from helpers_run import record, rows, start, write_job, write_jsonl
 from helpers_tokenizers import model
 
-from batchgen import config, jobfile, schema
 from batchgen.errors import BatchgenError, ConfigError, EngineError, FingerprintError, InputError, Interrupted
 from batchgen.executors import checking
+from batchgen.job import config, jobfile, schema
 from batchgen.lifecycle import Stop
 
 EFFECTS = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers_run import command, record, rows, start, write_job, write_jsonl
 
-from batchgen.rundir import RunDirectory
+from batchgen.storage.rundir import RunDirectory
 
 PAGE = Path(__file__).parent.parent / "docs" / "exit-codes.md"
 MADE = {}
@@ -108,7 +108,7 @@ def _(folder):
 
 @makes("69", "engines die")
 def _(folder):
-    env = sabotaged(folder, "import batchgen.feed\nbatchgen.feed._PAUSES_S, batchgen.feed._ECHO_S = (0.0,), 0.0\n")
+    env = sabotaged(folder, "import batchgen.feeding.feed as f\nf._PAUSES_S, f._ECHO_S = (0.0,), 0.0\n")
     status, said = run(job_of(folder), "--set", "engine.fake.die_after=0", env=env)
     assert "5 engines in a row ended without finishing a request" in said
     return status, said

@@ -6,9 +6,9 @@ import pytest
 from helpers_data import job
 from helpers_lora import write_adapter
 
-from batchgen.adapter import resolve
 from batchgen.fingerprint import differences, digest, fingerprint
-from batchgen.model import Model
+from batchgen.models.adapter import resolve
+from batchgen.models.model import Model
 
 
 @pytest.fixture

@@ -17,57 +17,46 @@ LAYERS = [
     {"bench"},
     {"executors"},
     {"pipeline"},
+    {"feeding"},
     {"PARTS"},
-    {"config", "jobfile", "values", "yaml_lines", "fsio", "text"},
+    {"job", "fsio", "text"},
     {"data", "errors"},
 ]
-# The seams: what each may use of the project besides itself.
+# The seams and the folders beside them: what each may use of the project besides itself.
 SEAMS = {
-    "sources": {"config", "data", "errors", "text"},
+    "sources": {"job", "data", "errors", "text"},
     "sinks": {"data", "errors", "fsio"},
     "workflows": {"data", "errors", "text"},
-    "engines": {
-        "adapter",
-        "config",
-        "jobfile",
+    "engines": {"data", "errors", "fsio", "job", "lifecycle", "models", "text"},
+    "prompting": {"data", "errors", "job", "models", "text"},
+    "models": {"errors", "fsio", "job"},
+    "job": {"errors", "text"},
+}
+# The same within a folder: what one file may use of all of the project.
+FILES_USE = {
+    "prompting.long_prompts": {
+        "job.config",
         "data",
-        "errors",
-        "fsio",
-        "lifecycle",
-        "model",
+        "prompting.splitter",
         "text",
-        "tokenizer",
-        "values",
-        "watchdog",
+        "models.tokenizer",
+        "prompting.turns",
     },
-    "prompts": {
-        "config",
-        "jobfile",
-        "data",
-        "errors",
-        "long_prompts",
-        "shorten",
-        "text",
-        "tokenizer",
-        "turns",
-    },
-    "long_prompts": {"config", "data", "splitter", "text", "tokenizer", "turns"},
-    "shorten": {"splitter"},
-    "splitter": set(),
-    "turns": {"data"},
-    "tokenizer": {"errors", "plain_text"},
-    "plain_text": set(),
-    "model": {"errors", "hub"},
-    "adapter": {"errors", "hub"},
-    "hub": {"errors"},
-    "config": {"errors", "values"},
-    "jobfile": {"config", "errors", "text", "values", "yaml_lines"},
+    "prompting.shorten": {"prompting.splitter"},
+    "prompting.splitter": set(),
+    "prompting.turns": {"data"},
+    "models.tokenizer": {"errors", "models.plain_text"},
+    "models.plain_text": set(),
+    "models.model": {"errors", "models.hub"},
+    "models.adapter": {"errors", "models.hub"},
+    "models.hub": {"errors"},
+    "job.config": {"errors", "job.values"},
 }
 # Outside packages that one kind of module alone imports.
 ONLY_IN = {
     "vllm": ("engines/vllm", "bench/peers/"),
-    "torch": ("engines/vllm", "demo_model", "bench/peers/transformers_batches"),
-    "transformers": ("tokenizer", "demo_model", "bench/peers/transformers_batches"),
+    "torch": ("engines/vllm", "models/demo_model", "bench/peers/transformers_batches"),
+    "transformers": ("models/tokenizer", "models/demo_model", "bench/peers/transformers_batches"),
     "ray": ("executors/", "bench/peers/ray_data"),
     "datatrove": ("bench/peers/datatrove",),
 }
@@ -117,7 +106,7 @@ def layer(name: str) -> int:
 def test_the_files_are_found():
     assert {"cli", "pipeline", "sources.jsonl", "engines.vllm", "executors.local", "workflows.single"} <= set(FILES)
     assert "sources.base" in own(FILES["sources.jsonl"])
-    assert "fsio" in own(FILES["report"])
+    assert "fsio" in own(FILES["reporting.report"])
     assert {name.split(".")[0] for name in FILES} >= {name for names in LAYERS for name in names} - {"PARTS"}
 
 
@@ -139,6 +128,11 @@ def test_a_seam_uses_what_it_is_drawn_with(seam):
     for name, path in files.items():
         used = {other.split(".")[0] for other in own(path)} - {seam}
         assert used <= SEAMS[seam], name
+
+
+@pytest.mark.parametrize("name", sorted(FILES_USE))
+def test_a_file_uses_what_it_is_drawn_with(name):
+    assert own(FILES[name]) <= FILES_USE[name]
 
 
 @pytest.mark.parametrize("package", sorted(ONLY_IN))

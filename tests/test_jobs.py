@@ -10,11 +10,11 @@ import pytest
 from helpers_lora import write_adapter
 from helpers_run import SENTENCE, command, rows, start, write_jsonl
 
-from batchgen import config, jobfile
 from batchgen.engines import vllm_names
 from batchgen.errors import ConfigError
 from batchgen.executors.checking import check
-from batchgen.prompts import check_templates
+from batchgen.job import config, jobfile
+from batchgen.prompting.prompts import check_templates
 
 TOP = Path(__file__).parent.parent
 JOBS = sorted((TOP / "jobs").glob("*.yaml"))

@@ -12,8 +12,8 @@ from helpers_data import job, row, write_groups, write_lines
 from batchgen import plan
 from batchgen.errors import ConfigError, InputError
 from batchgen.plan import discover
-from batchgen.rundir import RunDirectory
 from batchgen.sources import open_source
+from batchgen.storage.rundir import RunDirectory
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from batchgen.executors import local
 from batchgen.executors.checking import tokenizer_of
 from batchgen.executors.starting import Starter
 from batchgen.lifecycle import Stop
-from batchgen.rundir import RunDirectory
-from batchgen.stats import last_told, peak_rss_bytes, read_telemetry
+from batchgen.reporting.stats import last_told, peak_rss_bytes, read_telemetry
+from batchgen.storage.rundir import RunDirectory
 
 _WARM_UP = 16  # documents
 _EMPTY_S = 10.0  # what the engine takes to free the last blocks

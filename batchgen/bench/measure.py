@@ -19,7 +19,7 @@ from batchgen.bench.life import Life, shared_life
 from batchgen.bench.outside import PEERS, NotRunError, Outside, is_peer
 from batchgen.bench.work import Work
 from batchgen.errors import ConfigError, Interrupted
-from batchgen.jobfile import JobFile
+from batchgen.job.jobfile import JobFile
 from batchgen.lifecycle import Stop
 from batchgen.text import nearest
 

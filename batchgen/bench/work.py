@@ -11,16 +11,16 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from batchgen import plan
-from batchgen.config import Failures, Input, Job, Output, Packing, Sampling
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.executors.checking import Checked, check, tokenizer_of
-from batchgen.jobfile import JobFile
-from batchgen.prompts import PromptBuilder
-from batchgen.reader import batched
+from batchgen.feeding.reader import batched
+from batchgen.job.config import Failures, Input, Job, Output, Packing, Sampling
+from batchgen.job.jobfile import JobFile
+from batchgen.models.tokenizer import Tokenizer
+from batchgen.prompting.prompts import PromptBuilder
 from batchgen.sources import open_source
 from batchgen.sources.base import FileFacts
-from batchgen.tokenizer import Tokenizer
 
 _WORD = (1 << 64) - 1
 

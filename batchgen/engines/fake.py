@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchgen.config import FakeEngine as Settings
 from batchgen.data import Completion, Request
 from batchgen.engines import start_faults
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.errors import EngineError
-from batchgen.tokenizer import Tokenizer
+from batchgen.job.config import FakeEngine as Settings
+from batchgen.models.tokenizer import Tokenizer
 
 _SUMMARY_TOKENS = 24
 

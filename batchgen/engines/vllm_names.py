@@ -10,9 +10,9 @@ from typing import Any
 
 from batchgen.engines import profiles
 from batchgen.errors import ConfigError
-from batchgen.jobfile import JobFile, refuse
+from batchgen.job.jobfile import JobFile, refuse
+from batchgen.job.values import wanted
 from batchgen.text import nearest
-from batchgen.values import wanted
 
 INSTALL = (
     "vLLM is not installed: pip install 'batchgen[vllm]' for NVIDIA GPUs, or 'batchgen[cpu]' for a CPU (README.md, "

@@ -15,9 +15,9 @@ from pathlib import Path
 from batchgen.data import Completion, Request
 from batchgen.engines import vllm_plugin
 from batchgen.engines.base import Engine, EngineInfo, EngineMetrics, Limits
+from batchgen.engines.watchdog import Watchdog
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.lifecycle import Stop
-from batchgen.watchdog import Watchdog
 
 _TELL_S = 1.0  # signs of work and metrics come this often at least
 

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from batchgen import chat_template
-from batchgen.adapter import Adapter
-from batchgen.adapter import resolve as resolve_adapter
-from batchgen.chat_template import ChatTemplate
-from batchgen.config import Job
 from batchgen.engines import settings, vllm_names
 from batchgen.errors import ConfigError
 from batchgen.fingerprint import fingerprint
-from batchgen.jobfile import JobFile, at_once
-from batchgen.model import Model, resolve
-from batchgen.prompts import check_templates
-from batchgen.rundir import RunDirectory
+from batchgen.job.config import Job
+from batchgen.job.jobfile import JobFile, at_once
+from batchgen.models import chat_template
+from batchgen.models.adapter import Adapter
+from batchgen.models.adapter import resolve as resolve_adapter
+from batchgen.models.chat_template import ChatTemplate
+from batchgen.models.model import Model, resolve
+from batchgen.models.tokenizer import BytesTokenizer, HuggingFaceTokenizer, Tokenizer
+from batchgen.prompting.prompts import check_templates
 from batchgen.sources.dataset import pinned
-from batchgen.tokenizer import BytesTokenizer, HuggingFaceTokenizer, Tokenizer
+from batchgen.storage.rundir import RunDirectory
 
 log = logging.getLogger("batchgen")
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batchgen import checkpoint, plan, report
+from batchgen import plan
 from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, InputError, OutputError
-from batchgen.failed import FailedList
-from batchgen.index import KeySet
-from batchgen.line import Line, Reading
-from batchgen.rundir import RunDirectory
+from batchgen.feeding.line import Line, Reading
+from batchgen.reporting import report
 from batchgen.sinks.base import Sink
+from batchgen.storage import checkpoint
+from batchgen.storage.failed import FailedList
+from batchgen.storage.index import KeySet
+from batchgen.storage.rundir import RunDirectory
 
 log = logging.getLogger("batchgen")
 

@@ -22,12 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchgen import checkpoint, fsio, plan
+from batchgen import fsio, plan
 from batchgen.errors import ConfigError, OutputError
 from batchgen.executors.inspection import open_run
 from batchgen.executors.writers import Format, open_writer
-from batchgen.rundir import RunDirectory
 from batchgen.sinks.base import DamagedPartError, Sink, unhex
+from batchgen.storage import checkpoint
+from batchgen.storage.rundir import RunDirectory
 
 _CHUNK = 8192  # rows in memory
 _CACHED = 4  # parts in memory

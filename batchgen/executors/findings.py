@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchgen.config import Job
 from batchgen.data import Document
 from batchgen.errors import BatchgenError, ConfigError, InputError, LockedError, OutputError
-from batchgen.jobfile import Origin
+from batchgen.job.config import Job
+from batchgen.job.jobfile import Origin
+from batchgen.job.yaml_lines import KeyPath
 from batchgen.sources.base import Source
-from batchgen.yaml_lines import KeyPath
 
 # Of several faults the first of these is the exit status.
 _WORST = (ConfigError.exit_status, OutputError.exit_status, LockedError.exit_status, InputError.exit_status)

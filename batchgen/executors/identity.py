@@ -10,7 +10,7 @@ from batchgen import __version__, sinks
 from batchgen.errors import FingerprintError
 from batchgen.executors.checking import Checked
 from batchgen.fingerprint import differences, digest
-from batchgen.rundir import RunDirectory
+from batchgen.storage.rundir import RunDirectory
 
 OnChange = Literal["refuse", "keep", "new-run"]
 log = logging.getLogger("batchgen")

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from batchgen import report as reports
 from batchgen import sinks
 from batchgen.errors import ConfigError
-from batchgen.rundir import RunDirectory
+from batchgen.reporting import report as reports
 from batchgen.sinks.base import Sink
+from batchgen.storage.rundir import RunDirectory
 
 
 def open_run(path: Path) -> tuple[RunDirectory, dict[str, Any], Sink]:

@@ -5,34 +5,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from batchgen import __version__, checkpoint, duplicates, plan, sinks
-from batchgen.config import Job
+from batchgen import __version__, plan, sinks
 from batchgen.engines import settings
 from batchgen.engines.base import Engine, EngineInfo
+from batchgen.engines.watchdog import Watchdog
 from batchgen.errors import BatchgenError, ConfigError
-from batchgen.executors import identity
+from batchgen.executors import duplicates, identity
 from batchgen.executors.checking import Checked, check, tokenizer_of
 from batchgen.executors.ending import Ending, Outcome
 from batchgen.executors.identity import OnChange
 from batchgen.executors.packing import Packing
+from batchgen.executors.retry import Campaign
 from batchgen.executors.starting import Starter
+from batchgen.feeding.line import Line, Reading
+from batchgen.feeding.reader import read_documents
 from batchgen.fingerprint import digest
-from batchgen.jobfile import JobFile
-from batchgen.kept_answers import KeptAnswers
+from batchgen.job.config import Job
+from batchgen.job.jobfile import JobFile
 from batchgen.lifecycle import Stop
-from batchgen.line import Line, Reading
-from batchgen.long_prompts import LongPrompts
+from batchgen.models.tokenizer import Tokenizer
 from batchgen.pipeline import run_pass
-from batchgen.progress import Progress
-from batchgen.prompts import PromptBuilder
-from batchgen.reader import read_documents
-from batchgen.retry import Campaign
-from batchgen.rundir import SHARD, RunDirectory
+from batchgen.prompting.long_prompts import LongPrompts
+from batchgen.prompting.prompts import PromptBuilder
+from batchgen.reporting.progress import Progress
+from batchgen.reporting.stats import Stats, Telemetry
 from batchgen.sinks.base import Sink
-from batchgen.stats import Stats, Telemetry
-from batchgen.strikes import Strikes
-from batchgen.tokenizer import Tokenizer
-from batchgen.watchdog import Watchdog
+from batchgen.storage import checkpoint
+from batchgen.storage.kept_answers import KeptAnswers
+from batchgen.storage.rundir import SHARD, RunDirectory
+from batchgen.storage.strikes import Strikes
 from batchgen.workflows.base import Workflow
 from batchgen.workflows.long import Bounds
 from batchgen.workflows.map_reduce import MapReduceWorkflow

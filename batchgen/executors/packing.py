@@ -7,8 +7,8 @@ from typing import Any
 
 from batchgen.executors.checking import Checked
 from batchgen.fingerprint import digest
-from batchgen.rundir import RunDirectory
-from batchgen.stats import Stats, Telemetry
+from batchgen.reporting.stats import Stats, Telemetry
+from batchgen.storage.rundir import RunDirectory
 from batchgen.workflows.auto import WARM_UP, AutoWorkflow, Turn
 from batchgen.workflows.base import Workflow
 from batchgen.workflows.packed import Opened, PackedWorkflow, PackRules

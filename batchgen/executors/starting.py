@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from batchgen import plan
-from batchgen.config import Job
 from batchgen.engines import settings
 from batchgen.engines.adapt import Adaptation, Change, short
 from batchgen.engines.base import Engine
 from batchgen.engines.pool import EnginePool, Place
 from batchgen.engines.replicas import Replica, replicas
 from batchgen.executors.checking import Checked, tokenizer_of
+from batchgen.feeding.longest import longest_prompt
 from batchgen.fingerprint import digest
-from batchgen.longest import longest_prompt
-from batchgen.model import Model
-from batchgen.prompts import PromptBuilder
-from batchgen.rundir import RunDirectory
-from batchgen.tokenizer import Tokenizer
+from batchgen.job.config import Job
+from batchgen.models.model import Model
+from batchgen.models.tokenizer import Tokenizer
+from batchgen.prompting.prompts import PromptBuilder
+from batchgen.storage.rundir import RunDirectory
 
 log = logging.getLogger("batchgen")
 

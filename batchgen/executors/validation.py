@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from batchgen import duplicates, jobfile, plan, sinks
-from batchgen.config import Job, Prompt
+from batchgen import plan, sinks
 from batchgen.data import DOCUMENT_TRUNCATED, Document, Split
 from batchgen.engines import settings
 from batchgen.errors import ConfigError, InputError, LockedError, OutputError
+from batchgen.executors import duplicates
 from batchgen.executors.checking import (
     Checked,
     adapter_doubt,
@@ -32,11 +32,13 @@ from batchgen.executors.checking import (
 )
 from batchgen.executors.findings import Finding, Findings
 from batchgen.fingerprint import differences
-from batchgen.jobfile import JobFile
-from batchgen.prompts import PromptBuilder
-from batchgen.rundir import RunDirectory
+from batchgen.job import jobfile
+from batchgen.job.config import Job, Prompt
+from batchgen.job.jobfile import JobFile
+from batchgen.prompting.prompts import PromptBuilder
 from batchgen.sources import open_source
 from batchgen.sources.base import FileFacts, Source
+from batchgen.storage.rundir import RunDirectory
 
 log = logging.getLogger("batchgen")
 _RECORDS = 100  # looked at in each file, at least

@@ -1,7 +1,7 @@
 """Readers of inputs, one module a format."""
 
-from batchgen.config import Job
 from batchgen.errors import InputError
+from batchgen.job.config import Job
 from batchgen.sources.base import Source
 from batchgen.sources.dataset import DatasetSource
 from batchgen.sources.jsonl import JsonlSource

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from batchgen.config import Input
 from batchgen.data import Document, Split
+from batchgen.job.config import Input
 
 _NAMES_SHOWN = 12
 

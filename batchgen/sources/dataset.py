@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen.config import Dataset, Input, Job
 from batchgen.data import Document, Split
 from batchgen.errors import BatchgenError, ConfigError, InputError
+from batchgen.job.config import Dataset, Input, Job
 from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, State, numbers
 from batchgen.sources.parquet import type_of
 from batchgen.text import nearest

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from batchgen.config import Input
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
+from batchgen.job.config import Input
 from batchgen.sources import streams
 from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, numbers
 from batchgen.sources.streams import (

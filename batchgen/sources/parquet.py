@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen.config import Input
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
+from batchgen.job.config import Input
 from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, numbers
 from batchgen.text import one_line
 

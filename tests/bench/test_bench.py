@@ -10,13 +10,13 @@ import psutil
 import pytest
 from helpers_run import record, write_job, write_jsonl
 
-from batchgen import jobfile
 from batchgen.bench import life, measure
 from batchgen.bench.figures import UnequalWorkError
 from batchgen.engines.fake import FakeEngine
 from batchgen.errors import ConfigError, EngineError, Interrupted
+from batchgen.job import jobfile
 from batchgen.lifecycle import Stop
-from batchgen.stats import peak_rss_bytes
+from batchgen.reporting.stats import peak_rss_bytes
 
 MODEL = Path(__file__).parent.parent.parent / "models" / "smollm2-135m-instruct"
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from helpers_run import record, write_job, write_jsonl
 
-from batchgen import jobfile
 from batchgen.bench.work import make, mark
 from batchgen.errors import InputError
+from batchgen.job import jobfile
 
 
 def made(tmp_path, records, *, documents, tokens=None, **sections):

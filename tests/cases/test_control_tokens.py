@@ -6,8 +6,8 @@ import pytest
 from helpers_run import SENTENCE, by_id, start, watch_requests, write_job, write_jsonl
 from helpers_tokenizers import FAMILIES, LOSSLESS, model
 
-from batchgen import reader
-from batchgen.plain_text import is_control
+from batchgen.feeding import reader
+from batchgen.models.plain_text import is_control
 
 # What such documents hold, by the family whose control tokens they are. Each model gets all of them.
 ATTACKS = {

@@ -5,8 +5,8 @@ import json
 import pytest
 from helpers_run import by_id, command, record, rows, start, write_job, write_jsonl
 
-from batchgen import duplicates
 from batchgen.errors import InputError, Interrupted
+from batchgen.executors import duplicates
 from batchgen.lifecycle import Stop
 
 

@@ -9,7 +9,7 @@ import pytest
 from helpers_run import command, record, rows, start, write_job, write_jsonl
 
 from batchgen.errors import EngineError
-from batchgen.rundir import RunDirectory
+from batchgen.storage.rundir import RunDirectory
 
 FRAME = '  File "a.py", line 1, in f\n    g()\n'
 # What an engine says, and what the line has to tell a user to change.

@@ -47,7 +47,7 @@ def test_after_a_limit_the_rest_is_done(job):
 
 
 def test_after_a_kill_the_rest_is_done(job):
-    assert killed("batchgen.checkpoint:Committer.commit@after", 2)
+    assert killed("batchgen.storage.checkpoint:Committer.commit@after", 2)
     before = rows(Path("out"))
     assert len(before) >= 4
     assert start(job).report["attempt"]["documents"]["done_before"] == len(before) < 9

@@ -6,7 +6,7 @@ import sys
 import pytest
 from helpers_run import write_job
 
-from batchgen.stats import read_telemetry
+from batchgen.reporting.stats import read_telemetry
 
 INDEX_BYTES = 16  # a document that is new in this pass: its key
 NOISE = 8 << 20  # what allocators keep for later: buffers of a part, of a batch, of a window; 2 to 4 MiB were seen

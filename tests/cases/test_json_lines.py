@@ -7,8 +7,8 @@ import pytest
 from helpers_run import SENTENCE, by_id, command, record, rows, start, write_job, write_jsonl
 
 from batchgen.errors import InputError
-from batchgen.rundir import RunDirectory
-from batchgen.stats import read_telemetry
+from batchgen.reporting.stats import read_telemetry
+from batchgen.storage.rundir import RunDirectory
 
 BOM = b"\xef\xbb\xbf"
 

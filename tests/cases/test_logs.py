@@ -20,7 +20,7 @@ from helpers_run import command, record, write_job, write_jsonl
 
 DOCUMENTS = 2000
 # Lines come every 0.2 seconds here instead of every 30, so that a test sees several.
-SOONER = "import batchgen.progress as p; p.LINE_S = 0.2\nfrom batchgen.cli import main\nmain()\n"
+SOONER = "import batchgen.reporting.progress as p; p.LINE_S = 0.2\nfrom batchgen.cli import main\nmain()\n"
 LINE = re.compile(r"\d\d:\d\d:\d\d (\d+)/2000 documents \((\d+)%\), [\d.]+ docs/s, .* failed(, \d+:\d\d:\d\d left)?")
 
 
@@ -64,7 +64,7 @@ def test_a_file_gets_few_plain_lines_while_the_run_goes(job, tmp_path):
 
 
 def test_by_default_a_line_comes_every_30_seconds(job):
-    from batchgen import progress
+    from batchgen.reporting import progress
 
     assert progress.LINE_S == 30
     done = command("run", job, "--fresh")

@@ -12,8 +12,8 @@ from helpers_config import job as job_of
 from helpers_run import by_id, record, rows, start, watch_requests, write_job, write_jsonl
 
 from batchgen.errors import FingerprintError
-from batchgen.prompts import PromptBuilder
-from batchgen.tokenizer import BytesTokenizer
+from batchgen.models.tokenizer import BytesTokenizer
+from batchgen.prompting.prompts import PromptBuilder
 
 # A corpus that is not a part of this repository; beside it, or beside the folder of a worktree.
 PEPS = [folder / "shared/data/peps.parquet" for folder in Path(__file__).parents[3:5]]

@@ -13,7 +13,7 @@ from helpers_run import write_job
 # Runs the job, and prints what was seen of it as JSON.
 CHILD = """
 import json, sys, time
-from batchgen.checkpoint import Committer
+from batchgen.storage.checkpoint import Committer
 from batchgen.cli import cli
 from batchgen.engines.fake import FakeEngine
 

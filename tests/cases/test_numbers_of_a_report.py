@@ -8,13 +8,14 @@ import time
 
 from helpers_run import record, start, write_job, write_jsonl
 
-from batchgen import reader, report
 from batchgen.data import Completion, Document, Record
 from batchgen.engines.base import EngineMetrics
 from batchgen.executors import local
-from batchgen.rundir import RunDirectory
+from batchgen.feeding import reader
+from batchgen.reporting import report
+from batchgen.reporting.stats import Stats, read_telemetry
 from batchgen.sinks.parquet import ParquetSink
-from batchgen.stats import Stats, read_telemetry
+from batchgen.storage.rundir import RunDirectory
 
 # (document, prompt tokens, of these cached, output tokens): c was cut and asked again, d failed.
 REQUESTS = [("a", 100, 0, 40), ("b", 100, 80, 10), ("c", 300, 80, 200), ("c", 300, 288, 90), ("d", 50, 0, 0)]
@@ -34,7 +35,7 @@ def document(name):
 def attempt(monkeypatch):
     """60 s of engine start and 20 s of work, as the loop tells them."""
     clock = Clock()
-    monkeypatch.setattr("batchgen.stats.time", clock)
+    monkeypatch.setattr("batchgen.reporting.stats.time", clock)
     stats = Stats()
     clock.now = 60
     stats.engine_started(60)

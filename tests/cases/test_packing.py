@@ -20,7 +20,7 @@ from helpers_packs import (
 )
 from helpers_run import by_id, start, write_job, write_jsonl
 
-from batchgen.stats import read_telemetry
+from batchgen.reporting.stats import read_telemetry
 
 SIX = range(6)
 

@@ -19,7 +19,7 @@ PEAK = "print(next(line for line in open('/proc/self/status') if line.startswith
 RUN = "import sys; from batchgen.cli import cli; cli.main(['run', sys.argv[1]], standalone_mode=False)"
 READ = """
 import sys
-from batchgen.config import Input
+from batchgen.job.config import Input
 from batchgen.data import Split
 from batchgen.sources.parquet import ParquetSource
 source = ParquetSource(Input(path=sys.argv[1], id_field='id'), 0, sys.argv[1], frozenset(['text']))

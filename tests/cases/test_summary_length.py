@@ -4,7 +4,7 @@ import pytest
 import yaml
 from helpers_run import by_id, record, start, watch_requests, write_job, write_jsonl
 
-from batchgen.config import Sampling
+from batchgen.job.config import Sampling
 
 
 def smallest(tmp_path):

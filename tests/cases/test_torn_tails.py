@@ -17,7 +17,7 @@ from helpers_run import by_id, record, rows, same_rows, start, write_job, write_
 from killed_child import Cue, status_of, talk
 
 from batchgen.fsio import open_append
-from batchgen.stats import Telemetry, read_telemetry
+from batchgen.reporting.stats import Telemetry, read_telemetry
 
 DOCUMENTS = 40
 ONE, TWO = '{"event": "a", "text": "Café 港"}\n'.encode(), b'{"event": "b"}\n'

@@ -42,7 +42,7 @@ fake.FakeEngine.__init__ = spawning
 SCRIPT = """\
 import sys
 from pathlib import Path
-from batchgen import config, jobfile
+from batchgen.job import config, jobfile
 from batchgen.executors.local import Options, run
 from batchgen.lifecycle import Stop
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.config import FakeEngine as Faults
 from batchgen.data import Request
 from batchgen.engines.fake import FakeEngine
 from batchgen.engines.pool import EnginePool, Place
 from batchgen.engines.start_faults import StartError
 from batchgen.errors import EngineError
-from batchgen.tokenizer import BytesTokenizer
+from batchgen.job.config import FakeEngine as Faults
+from batchgen.models.tokenizer import BytesTokenizer
 
 MAX_NUM_SEQS = 4
 MAX_MODEL_LEN = 512

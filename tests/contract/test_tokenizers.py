@@ -5,7 +5,7 @@ from helpers_config import frame_of, real_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.tokenizer import BytesTokenizer
+from batchgen.models.tokenizer import BytesTokenizer
 
 TOKENIZERS = {"bytes": BytesTokenizer, "hf": real_tokenizer}
 # Words, signs and white space of many languages; the demo model drops some control and unassigned characters.

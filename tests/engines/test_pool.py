@@ -12,14 +12,14 @@ import psutil
 import pytest
 from helpers_run import workers
 
-from batchgen.config import FakeEngine as Faults
 from batchgen.data import Request
 from batchgen.engines import pool as pools
 from batchgen.engines.fake import FakeEngine
 from batchgen.engines.pool import EnginePool, Place
 from batchgen.engines.start_faults import StartError
 from batchgen.errors import EngineError, ReplicaDiedError
-from batchgen.tokenizer import BytesTokenizer
+from batchgen.job.config import FakeEngine as Faults
+from batchgen.models.tokenizer import BytesTokenizer
 
 PATIENCE_S = 30
 

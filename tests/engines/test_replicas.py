@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from batchgen.config import Job
 from batchgen.engines.replicas import Machine, replicas
 from batchgen.errors import ConfigError
-from batchgen.model import Model
+from batchgen.job.config import Job
+from batchgen.models.model import Model
 
 GIB = 1 << 30
 ONE = Machine(cores=tuple(range(16)), gpus=("0",), gpu_bytes=140 * GIB)

@@ -7,14 +7,14 @@ import psutil
 import pytest
 from helpers_config import job, real_tokenizer
 
-from batchgen.adapter import Adapter
-from batchgen.config import Packing
 from batchgen.engines import settings, vllm_names
 from batchgen.engines.profiles import PROFILES
 from batchgen.errors import ConfigError
 from batchgen.fingerprint import _SPEED_ONLY
-from batchgen.model import Model
-from batchgen.tokenizer import BytesTokenizer
+from batchgen.job.config import Packing
+from batchgen.models.adapter import Adapter
+from batchgen.models.model import Model
+from batchgen.models.tokenizer import BytesTokenizer
 
 GIB = 1 << 30
 

@@ -313,7 +313,7 @@ def test_names_of_the_installed_vllm_come_without_importing_it(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from batchgen import config, jobfile
+from batchgen.job import config, jobfile
 from batchgen.engines import vllm_names
 vllm_names.check(jobfile.load(Path({str(file.origin.file)!r})))
 try:

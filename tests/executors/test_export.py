@@ -14,12 +14,12 @@ from helpers_data import document, hexes, placed, record
 from helpers_run import command, rows, start, write_job, write_jsonl
 from helpers_run import record as input_record
 
-from batchgen.config import COLUMNS
 from batchgen.errors import ConfigError, OutputError
 from batchgen.executors import export as exporting
 from batchgen.executors.export import Wish, export, format_of
-from batchgen.rundir import RunDirectory
+from batchgen.job.config import COLUMNS
 from batchgen.sinks import open_sink
+from batchgen.storage.rundir import RunDirectory
 
 AT = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 FORMATS = ["parquet", "jsonl"]

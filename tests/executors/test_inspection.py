@@ -13,8 +13,8 @@ from helpers_run import command, record, start, write_job, write_jsonl
 
 from batchgen.errors import ConfigError
 from batchgen.executors import inspection
-from batchgen.report import NOTES
-from batchgen.rundir import RunDirectory
+from batchgen.reporting.report import NOTES
+from batchgen.storage.rundir import RunDirectory
 
 CHILD = Path(__file__).parent.parent / "kill" / "killed_child.py"
 
@@ -100,10 +100,10 @@ def test_orphans_that_a_start_without_work_moved_are_told(job, out, tmp_path):
 @pytest.mark.parametrize(
     ("point", "nth", "ok"),
     [
-        ("batchgen.checkpoint:load@after", 1, 0),
-        ("batchgen.rundir:RunDirectory.write_run@after", 1, 0),
-        ("batchgen.checkpoint:Committer.commit@after", 2, 3),
-        ("batchgen.report:write@before", 1, 10),
+        ("batchgen.storage.checkpoint:load@after", 1, 0),
+        ("batchgen.storage.rundir:RunDirectory.write_run@after", 1, 0),
+        ("batchgen.storage.checkpoint:Committer.commit@after", 2, 3),
+        ("batchgen.reporting.report:write@before", 1, 10),
     ],
 )
 def test_a_run_that_was_killed(job, out, point, nth, ok):

@@ -11,7 +11,7 @@ import yaml
 from helpers_run import SENTENCE, command, record, start, write_job, write_jsonl
 
 from batchgen.executors import validation
-from batchgen.rundir import RunDirectory
+from batchgen.storage.rundir import RunDirectory
 
 
 def look(job, *sets, quick=False):

@@ -104,7 +104,7 @@ def _child(folder: str, words: tuple[str, ...], cues: tuple[Cue, ...], at: float
     for stream in (1, 2):
         os.dup2(talk, stream)
     from batchgen import __main__ as entry
-    from batchgen import feed
+    from batchgen.feeding import feed
 
     feed._PAUSES_S, feed._ECHO_S = (0.0,), 0.02  # nothing holds a fake engine's memory
     sys.argv = ["batchgen", *words]

@@ -125,7 +125,7 @@ def dies(folder: Path, *sets: str, cues=(), status=KILLED) -> None:
 
 
 def on_signal(number: int, *, nth: int = 3) -> Cue:
-    return Cue("batchgen.feed:Feed.collect@before", nth, functools.partial(signalled, number))
+    return Cue("batchgen.feeding.feed:Feed.collect@before", nth, functools.partial(signalled, number))
 
 
 DRAIN = [
@@ -170,7 +170,7 @@ def test_a_signal_while_the_job_is_checked_is_no_mistake_in_the_job(folder, nth)
 def test_a_second_signal_leaves_at_once(folder, second):
     PLAIN.write(folder)
     kill_job(Path(), "parquet")
-    again = Cue("batchgen.feed:Feed.drain@before", 1, functools.partial(_later, second))
+    again = Cue("batchgen.feeding.feed:Feed.drain@before", 1, functools.partial(_later, second))
     dies(folder, cues=(on_signal(signal.SIGTERM), again), status=128 + second)
     assert not (folder / "out/report.json").exists()
     finish(folder, PLAIN, "parquet")

@@ -81,15 +81,15 @@ def test_killed_at_80_percent_it_spends_at_most_a_tenth_more(tmp_path, monkeypat
 STEPS = ["before", "after"]
 PLACES = [
     *((f"batchgen.fsio:Path.replace@{when}=answers-00000.jsonl", nth) for when in STEPS for nth in (1, 3)),
-    *((f"batchgen.checkpoint:Committer.commit@{when}", nth) for when in STEPS for nth in (2, 5)),
-    *((f"batchgen.kept_answers:KeptAnswers.write@{when}", nth) for when in STEPS for nth in (2, 6)),
-    ("batchgen.kept_answers:KeptAnswers.keep@after", 9),
-    ("batchgen.kept_answers:KeptAnswers.forget@after", 2),
+    *((f"batchgen.storage.checkpoint:Committer.commit@{when}", nth) for when in STEPS for nth in (2, 5)),
+    *((f"batchgen.storage.kept_answers:KeptAnswers.write@{when}", nth) for when in STEPS for nth in (2, 6)),
+    ("batchgen.storage.kept_answers:KeptAnswers.keep@after", 9),
+    ("batchgen.storage.kept_answers:KeptAnswers.forget@after", 2),
     ("batchgen.engines.fake:FakeEngine.poll@before", 9),
     ("batchgen.executors.ending:Ending.settle@before", 1),
-    ("batchgen.rundir:RunDirectory.remove_pieces@before", 1),
-    ("batchgen.rundir:RunDirectory.remove_pieces@after", 1),
-    ("batchgen.report:write@before", 1),
+    ("batchgen.storage.rundir:RunDirectory.remove_pieces@before", 1),
+    ("batchgen.storage.rundir:RunDirectory.remove_pieces@after", 1),
+    ("batchgen.reporting.report:write@before", 1),
 ]
 
 
@@ -115,7 +115,7 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path, monkeypatch, calm,
     dice = random.Random(0)
     long_job(policy=policy, documents=2, interval_s=1e-9)
     starts = 0
-    while killed("batchgen.kept_answers:KeptAnswers.write@after", dice.choice((1, 2, 3))):
+    while killed("batchgen.storage.kept_answers:KeptAnswers.write@after", dice.choice((1, 2, 3))):
         starts += 1
         assert starts < 60
     assert starts > 2
@@ -125,7 +125,9 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path, monkeypatch, calm,
 def half_done(policy="map_reduce"):
     """A run in the working directory that was killed with some pieces of a document done."""
     job = long_job(policy=policy, documents=1)
-    assert killed("batchgen.kept_answers:KeptAnswers.write@after", 4, "--set", "checkpoint.interval_s=0.000000001")
+    assert killed(
+        "batchgen.storage.kept_answers:KeptAnswers.write@after", 4, "--set", "checkpoint.interval_s=0.000000001"
+    )
     assert PIECES.exists()
     assert not rows(Path("out"))
     return job

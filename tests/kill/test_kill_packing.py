@@ -21,7 +21,7 @@ PLACES = [
         for when in ("before", "after")
         for nth in (1, 5)
     ),
-    *((f"batchgen.checkpoint:Committer.commit@{when}", nth) for when in ("before", "after") for nth in (1, 3)),
+    *((f"batchgen.storage.checkpoint:Committer.commit@{when}", nth) for when in ("before", "after") for nth in (1, 3)),
     *((f"batchgen.fsio:Path.replace@{when}=run.json", nth) for when in ("before", "after") for nth in (1, 2)),
 ]
 

@@ -16,16 +16,16 @@ BUT = ("finished_at", "attempts", "cached_tokens")
 STEPS = ["before", "after"]
 # Three parts with new rows; then four parts of before lose their failed rows, two of them all they have.
 PARQUET = [
-    ("batchgen.retry:Campaign.note@before", 1),
-    ("batchgen.retry:Campaign.note@after", 1),
-    ("batchgen.checkpoint:Committer.commit@after", 1),
+    ("batchgen.executors.retry:Campaign.note@before", 1),
+    ("batchgen.executors.retry:Campaign.note@after", 1),
+    ("batchgen.storage.checkpoint:Committer.commit@after", 1),
     ("batchgen.engines.fake:FakeEngine.poll@before", 3),
-    ("batchgen.checkpoint:settle@before", 1),
+    ("batchgen.storage.checkpoint:settle@before", 1),
     *((f"batchgen.sinks.parquet:ParquetSink._write@{when}", nth) for when in STEPS for nth in (4, 5)),
     ("batchgen.fsio:remove@after", 1),  # a part that held nothing but failed rows
-    ("batchgen.checkpoint:settle@after", 1),
-    ("batchgen.retry:Campaign.end@after", 1),
-    ("batchgen.failed:FailedList._write@before", 1),
+    ("batchgen.storage.checkpoint:settle@after", 1),
+    ("batchgen.executors.retry:Campaign.end@after", 1),
+    ("batchgen.storage.failed:FailedList._write@before", 1),
     *((f"batchgen.fsio:Path.replace@{when}=retry-00000.json", 1) for when in STEPS),
     *((f"batchgen.fsio:Path.replace@{when}=failed.jsonl", 1) for when in STEPS),
     *((f"batchgen.fsio:remove@{when}=retry-00000.json", 1) for when in STEPS),
@@ -37,11 +37,11 @@ JSONL = [
 ]
 EVERYWHERE = [
     *((f"batchgen.fsio:Path.replace@{when}", nth) for when in STEPS for nth in range(1, 13)),
-    *((f"batchgen.checkpoint:Committer.commit@{when}", nth) for when in STEPS for nth in (1, 2, 3)),
+    *((f"batchgen.storage.checkpoint:Committer.commit@{when}", nth) for when in STEPS for nth in (1, 2, 3)),
     *((f"batchgen.fsio:remove@{when}", nth) for when in STEPS for nth in (1, 2, 3)),
-    ("batchgen.retry:Campaign.begin@after", 1),
+    ("batchgen.executors.retry:Campaign.begin@after", 1),
     ("batchgen.engines.fake:FakeEngine.close@before", 1),
-    ("batchgen.report:write@before", 1),
+    ("batchgen.reporting.report:write@before", 1),
 ]
 PLACES = [
     *(("parquet", *at) for at in PARQUET),
@@ -109,7 +109,11 @@ def test_killed_again_and_again_no_document_is_tried_twice_in_vain(tmp_path, mon
     start(job, "engine.fake.fail_on=metres")
     starts = 1
     while killed(
-        "batchgen.checkpoint:Committer.commit@after", dice.choice((1, 2)), "--set", FLAKY, command="retry-failed"
+        "batchgen.storage.checkpoint:Committer.commit@after",
+        dice.choice((1, 2)),
+        "--set",
+        FLAKY,
+        command="retry-failed",
     ):
         starts += 1
         assert starts < DOCUMENTS

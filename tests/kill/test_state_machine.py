@@ -36,7 +36,7 @@ FILES = [*WITH_IDS, "plain/d"]
 MOMENTS = [
     *(f"batchgen.fsio:{name}@{when}" for name in ("Path.replace", "sync", "remove") for when in ("before", "after")),
     "batchgen.fsio:os.fsync@before",
-    "batchgen.checkpoint:Committer.commit@after",
+    "batchgen.storage.checkpoint:Committer.commit@after",
     "batchgen.engines.fake:FakeEngine.poll@after",
     "lines:checkpoint,fsio",
 ]
@@ -146,7 +146,7 @@ class Runs(RuleBasedStateMachine):
 
     @rule(nth=st.integers(1, 6))
     def run_and_stop(self, nth):
-        moment = "batchgen.feed:Feed.collect@before"
+        moment = "batchgen.feeding.feed:Feed.collect@before"
         self._child(Cue(moment, nth, functools.partial(signalled, signal.SIGTERM)), {0, 75})
 
     def _child(self, cue, statuses) -> None:

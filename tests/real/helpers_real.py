@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from batchgen.stats import read_telemetry
+from batchgen.reporting.stats import read_telemetry
 
 
 def real_engine(model: Path, *, max_num_seqs=8, **args):
@@ -20,7 +20,7 @@ def real_engine(model: Path, *, max_num_seqs=8, **args):
 
 
 # Telemetry after every step: what finished before a kill is then told to the last step.
-TELLING = "import batchgen.stats as s; s.SAMPLE_S = 0.0; from batchgen.cli import main; main()"
+TELLING = "import batchgen.reporting.stats as s; s.SAMPLE_S = 0.0; from batchgen.cli import main; main()"
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ from test_engines import (  # noqa: F401  collected here once more
     test_metrics_count_what_was_done,
 )
 
-from batchgen.config import Sampling
 from batchgen.data import Request
 from batchgen.engines.vllm import GenerateEngine, VllmEngine
+from batchgen.job.config import Sampling
 
 # vLLM and what it imports warn a lot; that is not for our tests to judge.
 # One group: all tests of a feed share an engine, so they run in one process.

@@ -10,12 +10,12 @@ from helpers_real import real_engine, run_to_end
 from helpers_run import record, rows, write_job, write_jsonl
 from test_engines import run
 
-from batchgen.adapter import resolve
-from batchgen.config import Sampling
 from batchgen.data import Request
 from batchgen.engines import processes
 from batchgen.engines.vllm import GenerateEngine, VllmEngine
 from batchgen.errors import EngineError
+from batchgen.job.config import Sampling
+from batchgen.models.adapter import resolve
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
 

@@ -8,7 +8,7 @@ import pytest
 from helpers_real import real_engine, run_to_end
 from helpers_run import rows, write_job, write_jsonl
 
-from batchgen.stats import read_telemetry
+from batchgen.reporting.stats import read_telemetry
 
 TOP = Path(__file__).parents[2]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

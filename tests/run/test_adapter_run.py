@@ -7,9 +7,9 @@ import pytest
 from helpers_lora import write_adapter
 from helpers_run import command, record, rows, start, write_job, write_jsonl
 
-from batchgen import jobfile
 from batchgen.errors import ConfigError, FingerprintError
 from batchgen.executors.checking import check
+from batchgen.job import jobfile
 
 
 @pytest.fixture

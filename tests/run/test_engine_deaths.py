@@ -6,7 +6,7 @@ import pytest
 from helpers_run import by_id, record, rows, start, write_job, write_jsonl
 
 from batchgen.errors import EngineError
-from batchgen.feed import DEATHS
+from batchgen.feeding.feed import DEATHS
 from batchgen.lifecycle import Stop
 
 POISON = "the sealed box under the pier"

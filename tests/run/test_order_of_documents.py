@@ -5,7 +5,7 @@ import itertools
 import pytest
 from helpers_run import SENTENCE, by_id, rows, same_rows, start, watch_requests, write_job, write_jsonl
 
-from batchgen import feed, order, reader
+from batchgen.feeding import feed, order, reader
 
 TITLES = [f"Minutes of the {name} board, as they were taken down at the time" for name in ("harbour", "market", "mill")]
 

@@ -7,9 +7,9 @@ import pytest
 from helpers_packs import PLACES, number, strangers, text_of
 from helpers_run import by_id, rows, start, stop_after_a_part, watch_requests, write_job, write_jsonl
 
-from batchgen import jobfile
 from batchgen.errors import FingerprintError, Interrupted
-from batchgen.stats import read_telemetry
+from batchgen.job import jobfile
+from batchgen.reporting.stats import read_telemetry
 
 PACKING = {"mode": "on", "max_documents": 4, "max_document_tokens": 400}
 SLOW_PROMPT = {"system": "You write summaries.", "user": "{{ text }}"}
@@ -164,7 +164,7 @@ def test_failed_documents_are_tried_again_alone(job, out):
 
 def test_a_slow_source_is_not_waited_for(job, out, monkeypatch):
     """Documents that come one by one are sent as they are, once nothing else is to be done."""
-    from batchgen import feed, reader
+    from batchgen.feeding import feed, reader
 
     real, moments = reader.read_documents, []
 

@@ -8,10 +8,10 @@ import pytest
 from helpers_run import by_id, record, rows, same_rows, start, stop_after_a_part, write_job, write_jsonl
 
 from batchgen.errors import ConfigError, FingerprintError
-from batchgen.index import IndexBuilder
-from batchgen.retry import OF_RECORDS
+from batchgen.executors.retry import OF_RECORDS
 from batchgen.sources.jsonl import JsonlSource
-from batchgen.strikes import Strikes
+from batchgen.storage.index import IndexBuilder
+from batchgen.storage.strikes import Strikes
 
 ALL: frozenset[str] = frozenset()
 COUNT = 24

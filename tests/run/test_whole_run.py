@@ -10,7 +10,7 @@ from helpers_run import by_id, command, record, rows, same_rows, start, write_jo
 
 from batchgen.errors import ConfigError, EngineError, FingerprintError, InputError, LockedError, OutputError
 from batchgen.lifecycle import Stop
-from batchgen.rundir import RunDirectory
+from batchgen.storage.rundir import RunDirectory
 
 
 def sums(report):

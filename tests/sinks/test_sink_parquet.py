@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers_data import document, hexes, placed, record
 
-from batchgen.config import COLUMNS
 from batchgen.data import Record
+from batchgen.job.config import COLUMNS
 from batchgen.sinks.base import DamagedPartError
 from batchgen.sinks.columns import KEPT_FIELD_UNFIT
 from batchgen.sinks.parquet import ParquetSink, settled_types

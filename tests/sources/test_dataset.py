@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers_data import ALL, read, row, write_groups, write_lines
 
-from batchgen.config import Dataset, Input, Job
 from batchgen.errors import ConfigError, InputError, Interrupted
+from batchgen.job.config import Dataset, Input, Job
 from batchgen.sources import dataset as module
 from batchgen.sources.dataset import DatasetSource, pinned, state
 

@@ -1,0 +1,1 @@
+"""Documents to token ids: templates, the length rule, pieces of long documents."""

@@ -1,0 +1,374 @@
+"""report.json and report.md: where the documents, the tokens and the time went.
+
+Documents, flags and lengths are read from the committed rows; times and tokens of all requests from telemetry. Rates
+divide by the engine's steady and drain time of the same scope and are null where there was none.
+
+`build` makes the report of an attempt that ends; `afresh` that of a run as it lies there.
+"""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from numpy.typing import NDArray
+
+from batchgen import __version__, fsio, plan
+from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
+from batchgen.reporting.stats import Counts, counts_of, last_told
+from batchgen.sinks.base import DamagedPartError, Sink
+from batchgen.storage.checkpoint import repeated_keys, superseded
+from batchgen.storage.rundir import RunDirectory
+from batchgen.text import harmless
+
+NOTES = (
+    "damaged parts", "orphans", "engine deaths", "input files with errors", "edited documents", "duplicate ids",
+    "failed documents",
+)  # fmt: skip
+# How a document went to the engine, by the flag of its row; `whole` without any.
+_WAYS = {"truncated": DOCUMENT_TRUNCATED, "map_reduce": MAP_REDUCED, "refine": REFINED}
+_COSTS = ("requests", "prompt_tokens", "completion_tokens")
+_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
+_ENGINE = (
+    "backend",
+    "device",
+    "max_num_seqs",
+    "kv_cache_tokens",
+    "kv_cache_max_concurrency",
+    "replicas",
+    "args",
+    "adapter",
+    "adapted",
+)
+
+
+@dataclass(slots=True)
+class Lengths:
+    """How often each length in tokens was met."""
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def add(self, lengths: NDArray[Any]) -> None:
+        more = np.bincount(lengths, minlength=len(self.counts))
+        more[: len(self.counts)] += self.counts
+        self.counts = more
+
+    def quantiles(self) -> dict[str, int | None]:
+        """The smallest length that at least the share of all reaches; None where there is none."""
+        up_to = self.counts.cumsum()
+        if not self.counts.any():
+            return dict.fromkeys(_QUANTILES)
+        return {name: int(np.searchsorted(up_to, share * up_to[-1])) for name, share in _QUANTILES.items()}
+
+
+@dataclass(slots=True)
+class Rows:
+    """What the committed rows tell, read column by column, part by part."""
+
+    status: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    flags: Counter[str] = field(default_factory=Counter)
+    ways: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in ("whole", *_WAYS)})
+    packed: int = 0  # ok rows whose summary came out of a pack
+    fallbacks: Counter[str] = field(default_factory=Counter)  # rows that were sent alone after a pack, by reason
+    fallback_tokens: int = 0  # output tokens of theirs that were dropped
+    kept_tokens: int = 0
+    damaged: list[str] = field(default_factory=list)  # parts that are there and cannot be read
+    superseded: int = 0  # rows that stand beside a newer one of their document, not counted above
+    old: Mapping[Path, set[str]] = field(default_factory=dict)  # these rows: their keys (hex) by part
+    with_failed: list[Path] = field(default_factory=list)  # parts that hold failed rows
+    prompt_tokens: Lengths = field(default_factory=Lengths)
+    completion_tokens: Lengths = field(default_factory=Lengths)
+
+    @property
+    def count(self) -> int:
+        return sum(self.status.values())
+
+    def add(self, table: pa.Table) -> None:
+        for pair in (
+            table.select(["status", "error_type"])
+            .group_by(["status", "error_type"])
+            .aggregate([([], "count_all")])
+            .to_pylist()
+        ):
+            self.status[pair["status"]] += pair["count_all"]
+            if pair["error_type"]:
+                self.reasons[f"{pair['status']}: {pair['error_type']}"] += pair["count_all"]
+        for flag in pc.value_counts(pc.list_flatten(table.column("flags"))).to_pylist():
+            self.flags[flag["values"]] += flag["counts"]
+        self._add_ways(table)
+        self._add_packs(table)
+        ok = table.filter(pc.and_(pc.equal(table.column("status"), "ok"), pc.equal(table.column("pieces"), 0)))
+        requests = pc.max_element_wise(ok.column("requests"), 1)  # those of a row have one prompt
+        self.prompt_tokens.add(pc.divide(ok.column("prompt_tokens"), requests).to_numpy())
+        kept = pc.subtract(ok.column("completion_tokens"), ok.column("dropped_tokens"))
+        self.completion_tokens.add(kept.to_numpy())
+        ok = table.filter(pc.equal(table.column("status"), "ok"))
+        kept = pc.subtract(ok.column("completion_tokens"), ok.column("dropped_tokens"))
+        self.kept_tokens += int(pc.sum(kept).as_py() or 0)
+
+    def _add_packs(self, table: pa.Table) -> None:
+        alone = table.filter(pc.is_valid(table.column("pack_fallback")))
+        for reason in pc.value_counts(alone.column("pack_fallback")).to_pylist():
+            self.fallbacks[reason["values"]] += reason["counts"]
+        self.fallback_tokens += int(pc.sum(alone.column("dropped_tokens")).as_py() or 0)
+        self.packed += int(pc.sum(pc.greater(table.column("pack_size"), 1)).as_py() or 0)
+
+    def _add_ways(self, table: pa.Table) -> None:
+        """What was sent, by the way that its documents took."""
+        sent = table.filter(pc.greater(table.column("requests"), 0))
+        flags = pc.binary_join(sent.column("flags").combine_chunks(), ",")
+        left = np.ones(len(sent), np.bool_)
+        for way, flag in [*_WAYS.items(), ("whole", "")]:
+            took = np.asarray(pc.match_substring(flags, flag), np.bool_) & left
+            left &= ~took
+            of_it = sent.filter(pa.array(took))
+            self.ways[way]["documents"] += len(of_it)
+            for name in _COSTS:
+                self.ways[way][name] += int(pc.sum(of_it.column(name)).as_py() or 0)
+
+
+_READ = [
+    "status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests", "pieces",
+    "pack_size", "pack_fallback",
+]  # fmt: skip
+
+
+def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
+    """The sums over all committed parts, the newest row of each key; a part that vanishes meanwhile is left out.
+
+    unique: each key is known to have one row, so that nobody has to look for older ones.
+    """
+    rows = Rows()
+    old = rows.old = {} if unique else superseded(run, sink, repeated_keys(run, sink))
+    for path in run.parts(sink.suffix):
+        failed = rows.status["failed"]
+        try:
+            table = sink.read(path, [*_READ, "doc_key"] if path in old else _READ)
+        except DamagedPartError as e:
+            if path.exists():
+                rows.damaged.append(f"{path.name}: {e}")
+            continue
+        if path in old:
+            newest = pc.invert(pc.is_in(table.column("doc_key"), value_set=pa.array(sorted(old[path]))))
+            rows.superseded += len(table) - int(pc.sum(newest).as_py() or 0)
+            table = table.filter(newest)
+        rows.add(table)
+        if rows.status["failed"] > failed:
+            rows.with_failed.append(path)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the report is about besides rows and telemetry."""
+
+    name: str
+    attempt: int
+    counts: Counts
+    exit_status: int | None  # None where there is no end
+    reason: str
+    rows: Rows
+    stale: int  # edited documents that were met and still have their old row
+    total_rows: int | None  # None where nobody has looked at the input yet
+    total_exact: bool
+    notes: Mapping[str, Any]
+
+
+def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
+    """The report as plain JSON values."""
+    rows = scope.rows
+    known = run.read_run() or {}
+    earlier = [counts_of(path) for path in run.telemetries() if path != run.telemetry(scope.attempt)]
+    whole = sum(earlier, start=scope.counts)
+    run_tokens = _tokens(whole) | {"wasted": max(whole.generated_tokens, whole.completion_tokens) - rows.kept_tokens}
+    engine = known.get("engine") or {}
+    return {
+        "name": scope.name,
+        "run_dir": str(run.path),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "exit_status": scope.exit_status,
+        "reason": scope.reason,
+        "documents": {
+            "total": scope.total_rows,
+            "total_is_exact": scope.total_exact,
+            "ok": rows.status["ok"],
+            "failed": rows.status["failed"],
+            "skipped": rows.status["skipped"],
+            "pending": None if scope.total_rows is None else max(0, scope.total_rows - rows.count + scope.stale),
+            "reasons": dict(sorted(rows.reasons.items())),
+            "flags": dict(sorted(rows.flags.items())),
+            "ways": {way: {name: costs[name] for name in ("documents", *_COSTS)} for way, costs in rows.ways.items()},
+        },
+        "packing": _packing(known, rows),
+        "attempt": {"number": scope.attempt} | _scope(scope.counts, _tokens(scope.counts)),
+        "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(whole, run_tokens),
+        "lengths": {
+            "prompt_tokens": rows.prompt_tokens.quantiles(),
+            "completion_tokens": rows.completion_tokens.quantiles(),
+        },
+        "engine": {name: engine.get(name) for name in _ENGINE},
+        "versions": {"batchgen": __version__, **engine.get("versions", {})},
+        "notes": dict(scope.notes),
+    }
+
+
+def _packing(known: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    return {
+        "mode": ((known.get("job") or {}).get("packing") or {}).get("mode"),
+        "decision": (known.get("decisions") or {}).get("packing"),
+        "documents": rows.packed,
+        "fallbacks": dict(sorted(rows.fallbacks.items())),
+        "wasted_tokens": rows.fallback_tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the latest start ended; exit_status is None where it goes on, was killed, or none has done anything."""
+
+    exit_status: int | None
+    reason: str
+    notes: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOTES))
+    stale: int = 0
+
+
+def last_end(run: RunDirectory) -> End:
+    if run.is_held():
+        return End(None, "running")
+    paths = run.telemetries()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no report is no news
+        written = json.loads(run.report_json.read_text(encoding="utf-8"))
+        # A start with nothing to do leaves a report and no telemetry.
+        if written["attempt"]["number"] > (_attempt(paths[-1]) if paths else 0):
+            return End(written["exit_status"], written["reason"], written["notes"])
+    if not paths:
+        return End(None, "nothing was sent or written yet")
+    end = last_told(paths[-1])[1]
+    if end is None:
+        return End(None, "killed")
+    return End(end["exit_status"], end["reason"], end["notes"], end["edited_pending"])
+
+
+def _attempt(telemetry: Path) -> int:
+    return int(telemetry.stem.rpartition("-")[2])
+
+
+def total(run: RunDirectory, rows: Rows) -> tuple[int | None, bool]:
+    """(documents in the input as the latest start saw it, whether they are counted); None before there is a plan."""
+    planned, exact = plan.known_rows(run)
+    return (planned if planned is None or exact else max(planned, rows.count)), exact
+
+
+def afresh(run: RunDirectory, rows: Rows) -> dict[str, Any]:
+    """The report of a run that goes on, ended or was killed, from what lies there; its numbers are those of `build`.
+
+    The attempt is the latest that left telemetry; the end and the notes are those of the latest start, null where
+    it has no end.
+    """
+    paths = run.telemetries()
+    end = last_end(run)
+    notes = dict(end.notes)
+    if rows.damaged:
+        notes["damaged parts"] = [*(notes["damaged parts"] or []), *rows.damaged]
+    total_rows, exact = total(run, rows)
+    scope = Scope(
+        name=(run.read_run() or {}).get("name", run.path.name),
+        attempt=_attempt(paths[-1]) if paths else 0,
+        counts=counts_of(paths[-1]) if paths else Counts(),
+        exit_status=end.exit_status,
+        reason=end.reason,
+        rows=rows,
+        stale=end.stale,
+        total_rows=total_rows,
+        total_exact=exact,
+        notes=notes,
+    )
+    return build(run, scope)
+
+
+def _tokens(counts: Counts) -> dict[str, int]:
+    return {
+        "prompt": counts.prompt_tokens,
+        "cached": counts.cached_tokens,
+        "output": max(counts.generated_tokens, counts.completion_tokens),
+        "reasoning": counts.reasoning_tokens,
+        "wasted": counts.wasted_tokens,
+    }
+
+
+def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
+    seconds = counts.steady_s + counts.drain_s
+    return {
+        "documents": {
+            "read": counts.read,
+            "done_before": counts.done_before,
+            "ok": counts.ok,
+            "failed": counts.failed,
+            "skipped": counts.skipped,
+        },
+        "requests": counts.requests,
+        "packs": counts.packs,
+        "pack_extras": counts.pack_extras,
+        "tokens": dict(tokens),
+        "seconds": {
+            "total": round(counts.total_s, 3),
+            "engine_start": round(counts.engine_start_s, 3),
+            "steady": round(counts.steady_s, 3),
+            "drain": round(counts.drain_s, 3),
+            "commit": round(counts.commit_s, 3),
+            "starved": round(counts.starved_s, 3),
+        },
+        "starved_share": round(counts.starved_s / seconds, 4) if seconds > 0 else None,
+        "rates": {
+            "docs_per_s": _rate(counts.ok, seconds),
+            "prompt_tokens_per_s": _rate(counts.prompt_tokens, seconds),
+            "output_tokens_per_s": _rate(tokens["output"], seconds),
+        },
+        "prefix_cache": {
+            "queries": counts.prefix_cache_queries,
+            "hits": counts.prefix_cache_hits,
+            # Not hits of queries: the engine counts what it computes again after a preemption as hits.
+            "hit_share": round(counts.cached_tokens / counts.prompt_tokens, 4) if counts.prompt_tokens else None,
+        },
+        "preemptions": counts.preemptions,
+        "memory": {
+            "peak_rss_bytes": counts.peak_rss_bytes or None,
+            "engine_peak_rss_bytes": counts.engine_peak_rss_bytes or None,
+        },
+    }
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return round(count / seconds, 3) if seconds > 0 else None
+
+
+def write(run: RunDirectory, report: Mapping[str, Any]) -> None:
+    """Replace report.json and report.md; each is whole at any moment. Raises OutputError."""
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    fsio.write_atomic(run.report_json, harmless(text).encode(), owner=run.owner)
+    fsio.write_atomic(run.report_md, markdown(report).encode(), owner=run.owner)
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    environment = Environment(
+        loader=PackageLoader("batchgen.reporting"),
+        undefined=StrictUndefined,
+        autoescape=False,  # noqa: S701  Markdown
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["count"] = lambda value: "–" if value is None else f"{value:,}"
+    environment.filters["rate"] = lambda value: "–" if value is None else f"{value:,.1f}"
+    environment.filters["mib"] = lambda value: "–" if value is None else f"{value / (1 << 20):,.0f}"
+    environment.filters["share"] = lambda value: "–" if value is None else f"{value:.1%}"
+    return harmless(environment.get_template("report.md").render(report))

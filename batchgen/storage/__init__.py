@@ -1,0 +1,1 @@
+"""The run directory: what is done, and how it comes to be there."""
