@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "batchgen"
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"commands"},
     {"bench"},
     {"executors"},
     {"pipeline"},

@@ -267,7 +267,7 @@ def test_a_finished_run_with_failed_documents_imports_nothing_heavy(tmp_path, ou
     job = write_job(tmp_path, [{"dataset": dataset, "id_field": "id", "keep": ["title"]}])
     assert start(job, fail(0)).exit_status == 3
     code = (
-        "import sys; from batchgen import cli; from batchgen.executors import local; from batchgen import jobfile;"
+        "import sys; from batchgen import cli; from batchgen.executors import local; from batchgen.job import jobfile;"
         "from batchgen.lifecycle import Stop; from pathlib import Path;"
         f"found = local.run(jobfile.load(Path({str(job)!r})), local.Options(), Stop());"
         "assert found.exit_status == 3; print(sorted({'datasets', 'torch', 'vllm', 'transformers'} & set(sys.modules)))"

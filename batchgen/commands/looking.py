@@ -1,0 +1,100 @@
+"""Commands that look at a job or at a run, and change neither."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from batchgen.commands.options import JOB, JSON, RUN_DIR, SET
+from batchgen.commands.telling import reader_has_gone, say, show, show_json
+
+if TYPE_CHECKING:
+    from batchgen.executors.writers import Format
+
+
+@click.command()
+@JOB
+@SET
+@click.option("--quick", is_flag=True, help="Read the beginning of each file only, and not all ids.")
+@JSON
+def validate(*, job: Path, sets: tuple[str, ...], quick: bool, as_json: bool) -> int:
+    """Check a job and its inputs, and list all that is wrong.
+
+    Keys, vLLM's argument names, templates, the model's files, the output folder, every input file, lengths of prompts,
+    duplicate ids. No engine is started and nothing is written.
+    """
+    from batchgen.executors import validation
+
+    found, exit_status = validation.validate(job, sets, quick=quick)
+    if as_json:
+        show_json(found)
+    else:
+        show(validation.text(found))
+    return exit_status
+
+
+@click.command()
+@RUN_DIR
+@JSON
+def status(run_dir: Path, as_json: bool) -> int:
+    """Tell how far a run is."""
+    from batchgen.executors import inspection
+
+    found = inspection.status(run_dir)
+    if as_json:
+        show_json(found)
+    else:
+        show(inspection.status_text(found))
+    return 0
+
+
+@click.command()
+@RUN_DIR
+@JSON
+def report(run_dir: Path, as_json: bool) -> int:
+    """Make the report of a run anew, and print it.
+
+    From what is committed now, of a run that goes on or was killed too. Nothing is written.
+    """
+    from batchgen.executors import inspection
+    from batchgen.reporting import report as reports
+
+    found = inspection.report(run_dir)
+    if as_json:
+        show_json(found)
+    else:
+        show(reports.markdown(found), end="")
+    return 0
+
+
+@click.command()
+@RUN_DIR
+@click.argument("out", metavar="OUT")
+@click.option("--format", "form", type=click.Choice(["parquet", "jsonl", "csv"]), help="The format, where OUT does "
+              "not end in it.")  # fmt: skip
+@click.option("--sort", is_flag=True, help="Write the rows in the order of the input.")
+@click.option("--failed", is_flag=True, help="Write failed rows only.")
+@click.option("--force", is_flag=True, help="Replace OUT where it is there.")
+@JSON
+def export(
+    *, run_dir: Path, out: str, form: "Format | None", sort: bool, failed: bool, force: bool, as_json: bool
+) -> int:
+    """Write the rows of a run into one file.
+
+    OUT ends in .parquet, .jsonl or .csv; `-` is stdout. The newest row of each document, at any time, while the run
+    goes too.
+    """
+    if out == "-" and as_json:
+        raise click.UsageError("--json has no place to go: stdout has the rows")
+    from batchgen.executors import export as exporting
+
+    path = None if out == "-" else Path(out)
+    wish = exporting.Wish(path, form or exporting.format_of(path), in_order=sort, failed=failed, force=force)
+    try:
+        written = exporting.export(run_dir, wish)
+    except BrokenPipeError:  # click would make it 1
+        return reader_has_gone()
+    if as_json:
+        show_json(written)
+    say(f"{written['rows']:,} rows, {written['bytes']:,} bytes → {'stdout' if path is None else path}")
+    return 0

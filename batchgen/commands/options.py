@@ -1,0 +1,42 @@
+"""Arguments and options that several commands take."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from batchgen.lifecycle import Stop
+
+JOB = click.argument("job", metavar="JOB.yaml", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+SET = click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a key of the job: --set engine.feed=generate."
+)
+RUN_DIR = click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+
+
+class Duration(click.ParamType[float]):
+    """A time such as 3h50m, as seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", value) if value else None
+        if found is None:
+            self.fail(f"{value!r} is no time; write it like 3h50m, 90s or 2d", param, ctx)
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+DEADLINE = click.option("--deadline", type=Duration(), help="Stop after this time, like at a signal: 3h50m, 90s, 2d.")
+
+
+def the_stop() -> "Stop":
+    """What asks this run to stop: the entry point's, which has caught signals since the first line."""
+    from batchgen.lifecycle import Stop
+
+    return click.get_current_context().obj or Stop()

@@ -1,0 +1,123 @@
+"""Commands that do documents: `run` and `retry-failed`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batchgen.commands.options import DEADLINE, JOB, JSON, SET, the_stop
+from batchgen.commands.telling import say, show_json
+
+if TYPE_CHECKING:
+    from batchgen.executors.ending import Outcome
+    from batchgen.executors.identity import OnChange
+
+
+@click.command()
+@JOB
+@SET
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Do at most N documents that are not done yet.")
+@click.option("--fresh", is_flag=True, help="Move the old run aside and begin a new one.")
+@click.option(
+    "--on-change",
+    type=click.Choice(["refuse", "keep", "new-run"]),
+    default="refuse",
+    show_default=True,
+    help="When settings that change the text differ from the run's: refuse; keep the old rows and go on; or move "
+    "the old run aside.",
+)
+@DEADLINE
+@JSON
+def run(
+    *,
+    job: Path,
+    sets: tuple[str, ...],
+    limit: int | None,
+    fresh: bool,
+    on_change: "OnChange",
+    deadline: float | None,
+    as_json: bool,
+) -> int:
+    """Summarize what is not summarized yet."""
+    from batchgen.executors import local
+    from batchgen.job import jobfile
+
+    stop = the_stop()
+    if deadline is not None:
+        stop.set_deadline(deadline)
+    options = local.Options(limit=limit, fresh=fresh, on_change=on_change)
+    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
+
+
+@click.command(name="retry-failed")
+@JOB
+@SET
+@click.option(
+    "--type",
+    "types",
+    metavar="ERROR_TYPE",
+    multiple=True,
+    help="Try only those of this error type again, whatever it is; can be given several times. Without it, all that a "
+    "second try can change.",
+)
+@click.option(
+    "--on-change",
+    type=click.Choice(["refuse", "keep"]),
+    default="refuse",
+    show_default=True,
+    help="When settings that change the text differ from the run's: refuse; or make the new rows under the new ones.",
+)
+@DEADLINE
+@JSON
+def retry_failed(
+    *,
+    job: Path,
+    sets: tuple[str, ...],
+    types: tuple[str, ...],
+    on_change: "OnChange",
+    deadline: float | None,
+    as_json: bool,
+) -> int:
+    """Try the failed documents of a run again, and replace their rows.
+
+    New and edited documents are left for `run`.
+    """
+    from batchgen.executors import local
+    from batchgen.job import jobfile
+
+    stop = the_stop()
+    if deadline is not None:
+        stop.set_deadline(deadline)
+    options = local.Options(on_change=on_change, retry=frozenset(types))
+    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
+
+
+def _told(outcome: "Outcome", *, as_json: bool) -> int:
+    """Tell how a start ended; its exit status."""
+    assert outcome.report is not None
+    if as_json:
+        show_json(outcome.report)
+    say(_last_words(outcome.report))
+    return outcome.exit_status
+
+
+def _last_words(report: Mapping[str, Any]) -> str:
+    documents = report["documents"]
+    pending = f", {documents['pending']:,} pending" if documents["pending"] else ""
+    about = "" if documents["total_is_exact"] else "about "
+    rate = report["attempt"]["rates"]["docs_per_s"]
+    speed = "" if rate is None else f"; {rate:.1f} docs/s"
+    text = (
+        f"{report['reason']}: {about}{documents['total']:,} documents: {documents['ok']:,} ok, "
+        f"{documents['failed']:,} failed, {documents['skipped']:,} skipped{pending}{speed}"
+    )
+    if adapted := report["engine"]["adapted"]:
+        from batchgen.engines.adapt import Change, short
+
+        text += f"; engine.adapt: {short(Change(**change) for change in adapted)}"
+    if report["exit_status"] == 75:
+        text += "; the same command goes on"
+    if documents["failed"]:
+        text += f"; failed documents: {report['notes']['failed documents'] or report['run_dir'] + '/summaries'}"
+    return f"{text}; report: {report['run_dir']}/report.md"
