@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchgen.commands.options import DEADLINE, JOB, JSON, SET, the_stop
+from batchgen.commands.options import DEADLINE, JOB, JSON, SET, SHARD, the_stop
 from batchgen.commands.telling import say, show_json
 
 if TYPE_CHECKING:
     from batchgen.executors.ending import Outcome
     from batchgen.executors.identity import OnChange
+    from batchgen.shards import Shard
 
 
 @click.command()
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     help="When settings that change the text differ from the run's: refuse; keep the old rows and go on; or move "
     "the old run aside.",
 )
+@SHARD
 @DEADLINE
 @JSON
 def run(
@@ -36,6 +38,7 @@ def run(
     limit: int | None,
     fresh: bool,
     on_change: "OnChange",
+    shard: "Shard",
     deadline: float | None,
     as_json: bool,
 ) -> int:
@@ -43,11 +46,16 @@ def run(
     from batchgen.executors import local
     from batchgen.job import jobfile
 
+    if not shard.is_whole and (fresh or on_change == "new-run"):
+        raise click.UsageError(
+            "a shard moves no run aside: each of them would, the work of those before it too; move the folder of the "
+            "run away, or do that by one start without --shard"
+        )
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(limit=limit, fresh=fresh, on_change=on_change)
-    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
+    options = local.Options(limit=limit, fresh=fresh, on_change=on_change, shard=shard)
+    return _told(local.run(jobfile.load(job, sets), options, stop), shard, as_json=as_json)
 
 
 @click.command(name="retry-failed")
@@ -68,6 +76,7 @@ def run(
     show_default=True,
     help="When settings that change the text differ from the run's: refuse; or make the new rows under the new ones.",
 )
+@SHARD
 @DEADLINE
 @JSON
 def retry_failed(
@@ -76,6 +85,7 @@ def retry_failed(
     sets: tuple[str, ...],
     types: tuple[str, ...],
     on_change: "OnChange",
+    shard: "Shard",
     deadline: float | None,
     as_json: bool,
 ) -> int:
@@ -89,20 +99,20 @@ def retry_failed(
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(on_change=on_change, retry=frozenset(types))
-    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
+    options = local.Options(on_change=on_change, retry=frozenset(types), shard=shard)
+    return _told(local.run(jobfile.load(job, sets), options, stop), shard, as_json=as_json)
 
 
-def _told(outcome: "Outcome", *, as_json: bool) -> int:
+def _told(outcome: "Outcome", shard: "Shard", *, as_json: bool) -> int:
     """Tell how a start ended; its exit status."""
     assert outcome.report is not None
     if as_json:
         show_json(outcome.report)
-    say(_last_words(outcome.report))
+    say(_last_words(outcome.report, shard))
     return outcome.exit_status
 
 
-def _last_words(report: Mapping[str, Any]) -> str:
+def _last_words(report: Mapping[str, Any], shard: "Shard") -> str:
     documents = report["documents"]
     pending = f", {documents['pending']:,} pending" if documents["pending"] else ""
     about = "" if documents["total_is_exact"] else "about "
@@ -120,4 +130,5 @@ def _last_words(report: Mapping[str, Any]) -> str:
         text += "; the same command goes on"
     if documents["failed"]:
         text += f"; failed documents: {report['notes']['failed documents'] or report['run_dir'] + '/summaries'}"
-    return f"{text}; report: {report['run_dir']}/report.md"
+    name = "report.md" if shard.is_whole else f"report-{shard.label}.md"
+    return f"{'' if shard.is_whole else f'{shard}: '}{text}; report: {report['run_dir']}/{name}"

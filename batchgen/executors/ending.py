@@ -10,11 +10,11 @@ from batchgen import plan
 from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, InputError, OutputError
 from batchgen.feeding.line import Line, Reading
 from batchgen.reporting import report
-from batchgen.sinks.base import Sink
 from batchgen.storage import checkpoint
 from batchgen.storage.failed import FailedList
 from batchgen.storage.index import KeySet
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 
 log = logging.getLogger("batchgen")
 
@@ -32,25 +32,36 @@ class Outcome:
 class Ending:
     """What a pass leaves behind. retrying: it was one of `retry-failed`."""
 
-    directory: RunDirectory
+    view: View
     line: Line
     reading: Reading
-    sink: Sink
     retrying: bool
+
+    @property
+    def directory(self) -> RunDirectory:
+        return self.view.run
 
     def settle(self) -> int:
         """After a whole pass: one row a document. The number of orphans moved."""
-        plan.counted(self.directory, self.line.committer.counted)
-        orphans = self.line.index.unseen() if self.reading.complete else KeySet.empty()
+        with self.directory.alone():
+            plan.counted(self.directory, self._counted())
+        # A shard does not know what the others have met: what none has, only a pass over all of it can tell.
+        whole = self.reading.complete and self.directory.shard.is_whole
+        orphans = self.line.index.unseen() if whole else KeySet.empty()
         self.line.index.clear()
         if len(orphans) or self.reading.edited or self.reading.retried:
-            checkpoint.settle(self.directory, self.sink, orphans)
+            checkpoint.settle(self.view, orphans)
         if self.reading.complete:
             self.line.strikes.forget()
             self.directory.remove_pieces()
         if len(orphans):
             log.info("%s rows of documents that are gone were moved to %s", len(orphans), self.directory.orphans)
         return len(orphans)
+
+    def _counted(self) -> dict[str, int]:
+        """Rows of the files that were read to their end, all splits of them being of this shard."""
+        counted, layout = self.line.committer.counted, self.line.plan.layout
+        return {source: rows for source, rows in counted.items() if layout.holds(source)}
 
     def tell(self, failure: BatchgenError | None, notes: dict[str, Any]) -> Outcome:
         """Write failed.jsonl, the report and the last of telemetry. failure: what ended the pass; None after settle."""
@@ -59,11 +70,12 @@ class Ending:
             log.error("%s", error)
         settled = failure is None  # so each document has one row
         line.index.clear()
-        rows = report.read_rows(self.directory, self.sink, unique=settled or not (reading.edited or reading.retried))
+        unique = settled or not (reading.edited or reading.retried)
+        rows = report.read_rows(self.directory, self.view.sink, unique=unique, view=self.view)
         inputs = {one.source: one.input for one in line.plan.files}
         listed = None
         try:
-            failed = FailedList(line.job, self.directory, self.sink, inputs, rows.old)
+            failed = FailedList(line.job, self.view, inputs, rows.old)
             listed = failed.renew(rows.with_failed, line.stop, failure)
         except OutputError as e:
             failure = e

@@ -254,7 +254,7 @@ class _Sample:
 
     def _records(self, file: FileFacts, source: Source, wanted: int) -> Iterator[Document]:
         """So many documents from _PIECES places of the file; the first ones where only a quick look is wanted."""
-        target = max(1, file.size // _PIECES) if self.full else duplicates.WHOLE
+        target = max(1, -(-file.size // _PIECES)) if self.full else duplicates.WHOLE
         pieces = source.cut(begin=0, target_bytes=target)
         pieces = pieces[:: max(1, len(pieces) // _PIECES)][: _PIECES if self.full else 1]
         for start, end in pieces:

@@ -28,6 +28,7 @@ from batchgen.reporting.told import Told, told
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.storage.checkpoint import repeated_keys, superseded
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 from batchgen.text import harmless
 
 NOTES = (
@@ -131,17 +132,18 @@ _READ = [
 ]  # fmt: skip
 
 
-def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
+def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False, view: View | None = None) -> Rows:
     """The sums over all committed parts, the newest row of each key; a part that vanishes meanwhile is left out.
 
-    unique: each key is known to have one row, so that nobody has to look for older ones.
+    unique: each key is known to have one row, so that nobody has to look for older ones. view: of a shard's rows.
     """
+    view = view or View(run, sink)
     rows = Rows()
-    old = rows.old = {} if unique else superseded(run, sink, repeated_keys(run, sink))
-    for path in run.parts(sink.suffix):
+    old = rows.old = {} if unique else superseded(view, repeated_keys(view))
+    for path in view.parts():
         failed = rows.status["failed"]
         try:
-            table = sink.read(path, [*_READ, "doc_key"] if path in old else _READ)
+            table = view.read(path, [*_READ, "doc_key"] if path in old else _READ)
         except DamagedPartError as e:
             if path.exists():
                 rows.damaged.append(f"{path.name}: {e}")

@@ -43,6 +43,10 @@ class Sink(Protocol):
 
     def read_keys(self, path: Path) -> PartKeys: ...
 
+    def footer(self, path: Path) -> Mapping[str, Any]:
+        """The footer alone, as of PartKeys, without a look at the rows."""
+        ...
+
     def read(self, path: Path, names: Sequence[str]) -> pa.Table:
         """Columns of batchgen's own, with their types."""
         ...

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 MAX_LINE_BYTES = 256 << 20  # a longer line is never whole in memory
 _BUFFER = 1 << 20
+_SMALL_BUFFER = 1 << 16
 _PACKED_BUFFER = 1 << 18
 _MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -106,9 +107,12 @@ class Unpacked(io.RawIOBase):
         return f"the {self._packing} stream is damaged ({fault})"
 
 
-def open_stream(path: Path) -> Stream:
-    """The file's content, unpacked if its first bytes say that it is packed, whatever its name says."""
-    stream: Stream = io.BufferedReader(io.FileIO(path), _BUFFER)
+def open_stream(path: Path, *, most: int | None = None) -> Stream:
+    """The file's content, unpacked if its first bytes say that it is packed, whatever its name says.
+
+    most: about so many bytes of it will be read; a small split is not worth a megabyte of reading ahead.
+    """
+    stream: Stream = io.BufferedReader(io.FileIO(path), _BUFFER if most is None or most > _BUFFER else _SMALL_BUFFER)
     if (packing := _packing(stream.peek(4)[:4])) is None:
         return stream
     stream.close()
