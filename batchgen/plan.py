@@ -26,6 +26,7 @@ from batchgen.job.config import Job
 from batchgen.sinks.kept import common_type
 from batchgen.sources import dataset, is_known, open_source
 from batchgen.sources.base import FileFacts, State
+from batchgen.sources.streams import digest_before
 from batchgen.storage.layout import Layout
 from batchgen.storage.rundir import RunDirectory
 from batchgen.text import one_line
@@ -251,22 +252,37 @@ def _brought_up_to_date(job: Job, known: dict[str, Any], files: Sequence[FileFac
     target = min(_TARGET_BYTES, max(_LEAST_BYTES, sum(file.size for file in files) // _SPLITS))
     for file in files:
         entry, now = known["files"].get(file.source), state(job, file)
-        indices = entry["splits"] if entry else []
+        indices, tail = (entry["splits"], entry["tail"]) if entry else ([], "")
         if not entry or any(entry[name] != now[name] for name in ("input", "size", "mtime_ns", "revision")):
-            grown = (
-                entry is not None
-                and file.appendable
-                and entry["appendable"]
-                and file.size > entry["size"]
-                and entry["input"] == file.input
-            )
-            cuts = _cut(job, file, begin=entry["size"] if grown else 0, target=target)
+            grown = entry is not None and _was_appended_to(file, entry)
+            cuts = _cut(job, file, begin=entry["size"] if entry and grown else 0, target=target)
             indices = [*(indices if grown else ()), *range(len(splits), len(splits) + len(cuts))]
             splits += [[file.source, *cut] for cut in cuts]
+            tail = _tail(file, file.size)
         current[file.source] = now | {
-            "rows": file.rows, "exact": file.exact, "appendable": file.appendable, "splits": indices,
+            "rows": file.rows, "exact": file.exact, "appendable": file.appendable, "splits": indices, "tail": tail,
         }  # fmt: skip
     return current
+
+
+def _was_appended_to(file: FileFacts, entry: Mapping[str, Any]) -> bool:
+    """Whether what was there before still stands where it stood: only then do the old splits hold the same rows."""
+    return (
+        file.appendable
+        and entry["appendable"]
+        and file.size > entry["size"]
+        and entry["input"] == file.input
+        and entry["tail"] == _tail(file, entry["size"])
+    )
+
+
+def _tail(file: FileFacts, at: int) -> str:
+    if not file.appendable:
+        return ""
+    try:
+        return digest_before(Path(file.source), at)
+    except OSError as e:
+        raise InputError(f"{file.source}: cannot be read: {e.strerror or e}") from e
 
 
 def _rows_in(

@@ -10,6 +10,7 @@ from batchgen import plan
 from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, InputError, OutputError
 from batchgen.feeding.line import Line, Reading
 from batchgen.reporting import report
+from batchgen.sinks.base import Sink
 from batchgen.storage import checkpoint
 from batchgen.storage.failed import FailedList
 from batchgen.storage.index import KeySet
@@ -41,6 +42,10 @@ class Ending:
     def directory(self) -> RunDirectory:
         return self.view.run
 
+    @property
+    def sink(self) -> Sink:
+        return self.view.sink
+
     def settle(self) -> int:
         """After a whole pass: one row a document. The number of orphans moved."""
         with self.directory.alone():
@@ -71,7 +76,7 @@ class Ending:
         settled = failure is None  # so each document has one row
         line.index.clear()
         unique = settled or not (reading.edited or reading.retried)
-        rows = report.read_rows(self.directory, self.view.sink, unique=unique, view=self.view)
+        rows = report.read_rows(self.directory, self.sink, unique=unique, view=self.view)
         inputs = {one.source: one.input for one in line.plan.files}
         listed = None
         try:

@@ -174,6 +174,7 @@ class _Attempt:
             documents=read_documents if campaign is None else campaign.documents,
             limit=self.options.limit,
             kept=kept,
+            twins=loaded.twins,
         )
 
     def _workflow(

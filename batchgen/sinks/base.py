@@ -20,13 +20,15 @@ class DamagedPartError(Exception):
 class PartKeys:
     """What a part holds. keys: (n, 16) and content: (n, 8) bytes; sources: one text a row; footer: as written.
 
-    The footer may be missing (`{}`) where the format cannot commit it together with the rows.
+    The footer may be missing (`{}`) where the format cannot commit it together with the rows. twins: keys of documents
+    that failed because their id stood in an earlier row, where somebody asked for them.
     """
 
     keys: NDArray[np.uint8]
     content: NDArray[np.uint8]
     sources: pa.ChunkedArray
     footer: Mapping[str, Any]
+    twins: frozenset[bytes] = frozenset()
 
 
 class Sink(Protocol):

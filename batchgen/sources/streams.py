@@ -13,6 +13,7 @@ MAX_LINE_BYTES = 256 << 20  # a longer line is never whole in memory
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 1 << 16
 _PACKED_BUFFER = 1 << 18
+_DIGESTED_BYTES = 1 << 12
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -126,6 +127,16 @@ def is_packed(stream: Stream) -> bool:
 def position(stream: Stream) -> int:
     """Bytes of the file itself that were read so far."""
     return stream.raw.packed_position if isinstance(stream.raw, Unpacked) else stream.tell()
+
+
+def digest_before(path: Path, at: int) -> str:
+    """A hash of what stands right before this byte: where it is the same, the file was only appended to since.
+
+    What is put in or taken out further up moves it. Raises OSError.
+    """
+    with path.open("rb") as stream:
+        stream.seek(max(0, at - _DIGESTED_BYTES))
+        return hashlib.blake2b(stream.read(min(at, _DIGESTED_BYTES)), digest_size=8).hexdigest()
 
 
 def _packing(head: bytes) -> str | None:

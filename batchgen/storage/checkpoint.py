@@ -43,11 +43,15 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """index: of all committed rows. whole: files that need not be opened. damaged: parts set aside, and why."""
+    """index: of all committed rows. whole: files that need not be opened. damaged: parts set aside, and why.
+
+    twins: for a shard, the keys by place of documents whose id stood in an earlier row.
+    """
 
     index: DoneIndex
     whole: Mapping[str, Tally]
     damaged: tuple[str, ...]
+    twins: frozenset[bytes] = frozenset()
 
 
 def load(job: Job, files: Sequence[FileFacts], view: View) -> Loaded:
@@ -61,7 +65,8 @@ def load(job: Job, files: Sequence[FileFacts], view: View) -> Loaded:
             break
         damaged += _take_out(view, repeated)
     whole = _whole(job, files, held, view.layout)
-    return Loaded(held.builder.index([source in whole for source in held.rows]), whole, damaged)
+    index = held.builder.index([source in whole for source in held.rows])
+    return Loaded(index, whole, damaged, held.twins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class _Held:
     rows: Mapping[str, Tally]
     told: Mapping[str, list[Mapping[str, Any]]]
     damaged: tuple[str, ...]
+    twins: frozenset[bytes]
 
 
 def _read_parts(view: View) -> _Held:
@@ -83,12 +89,14 @@ def _read_parts(view: View) -> _Held:
     rows: dict[str, Tally] = defaultdict(Tally)
     told: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     damaged: list[str] = []
+    twins: set[bytes] = set()
     for path in view.parts():
         try:
             part = view.read_keys(path)
         except DamagedPartError as e:
             damaged += _set_aside(view, path, e)
             continue
+        twins |= part.twins
         for source, entry in part.footer.get("files", {}).items():
             told[source].append(entry)
         named = part.sources.combine_chunks().dictionary_encode()
@@ -97,7 +105,7 @@ def _read_parts(view: View) -> _Held:
             rows[name] += Tally(count, total)
         known = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.uint32)
         builder.add(part.keys, part.content, known[at] if names else np.empty(0, np.uint32))
-    return _Held(builder, rows, told, tuple(damaged))
+    return _Held(builder, rows, told, tuple(damaged), frozenset(twins))
 
 
 def _sums(part: PartKeys, at: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:

@@ -47,7 +47,7 @@ class RunDirectory:
         self.summaries = path / "summaries"
         self.orphans = path / "orphans"
         self.damaged = path / "damaged"
-        self.logs = path / "logs"
+        self.logs = path / "logs" / own.removeprefix("-")
         self.plan_json = path / "plan.json"
         self.run_json = path / "run.json"
         self.failed_jsonl = path / f"failed{own}.jsonl"
@@ -168,6 +168,10 @@ class RunDirectory:
         found = [of_label(path.stem.removeprefix("shard-")) for path in self._locks.glob("shard-*.lock")]
         every = [RunDirectory(self.path, shard) for shard in found if shard is not None]
         return sorted((one for one in every if one.is_held()), key=lambda one: (one.shard.count, one.shard.number))
+
+    def every_shard(self, count: int) -> "list[RunDirectory]":
+        """The run as each of so many shards has it."""
+        return [RunDirectory(self.path, Shard(number, count)) for number in range(count)]
 
     @property
     def others(self) -> "list[RunDirectory]":

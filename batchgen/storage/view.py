@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchgen.sinks.base import DamagedPartError, PartKeys, Sink, unhex
 from batchgen.storage.layout import Layout
@@ -66,11 +67,14 @@ class View:
 
     def read_keys(self, path: Path) -> PartKeys:
         """As of Sink.read_keys, of these rows alone."""
-        if self._layout is None or self._is_own(path):
+        if self._layout is None:
             return self.sink.read_keys(path)
-        table = self.read(path, ["doc_key", "content_hash", "source"])
+        footer = self.sink.footer(path) if self._is_own(path) else self._footer(path) or {}
+        table = self.read(path, ["doc_key", "content_hash", "source", "error_type"])
         keys, content = unhex(table.column("doc_key"), 16), unhex(table.column("content_hash"), 8)
-        return PartKeys(keys, content, table.column("source"), self._footer(path) or {})
+        twice = pc.fill_null(pc.equal(table.column("error_type"), "duplicate_id"), fill_value=False)
+        twins = frozenset(map(bytes.fromhex, table.column("doc_key").filter(twice).to_pylist()))
+        return PartKeys(keys, content, table.column("source"), footer, twins)
 
     def read(self, path: Path, names: Sequence[str]) -> pa.Table:
         """As of Sink.read, of these rows alone."""

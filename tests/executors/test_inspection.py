@@ -13,7 +13,7 @@ from helpers_run import command, record, start, write_job, write_jsonl
 
 from batchgen.errors import ConfigError
 from batchgen.executors import inspection
-from batchgen.reporting.report import NOTES
+from batchgen.reporting.ends import NOTES
 from batchgen.storage.rundir import RunDirectory
 
 CHILD = Path(__file__).parent.parent / "kill" / "killed_child.py"
