@@ -58,6 +58,8 @@ class Ending:
             checkpoint.settle(self.view, orphans)
         if self.reading.complete:
             self.line.strikes.forget()
+            if self.directory.shard.is_whole:
+                self.line.strikes.forget_others()
             self.directory.remove_pieces()
         if len(orphans):
             log.info("%s rows of documents that are gone were moved to %s", len(orphans), self.directory.orphans)

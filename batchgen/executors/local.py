@@ -109,7 +109,10 @@ class _Attempt:
                 log.warning("damaged part: %s", damaged)
             attempt = self.directory.next_attempt()
             telemetry = Telemetry(self.directory.telemetry(attempt), attempt=attempt, batchgen=__version__)
-            strikes = Strikes(self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner)
+            strikes = Strikes(
+                self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner,
+                others=self.directory.of_other_counts(self.directory.path, "strikes"),
+            )  # fmt: skip
             campaign = self._campaign(view, loaded, strikes)
             if campaign is None:
                 log.info("%s in %s; %s done before → %s", _documents(files), _files(files), f"{loaded.index.done:,}",

@@ -84,7 +84,7 @@ class RunDirectory:
             taken = self._take(there)
         if not taken:
             raise self._locked()
-        for folder in (self.path, self.summaries, self.orphans, self.pieces):
+        for folder in (self.path, self.summaries, self.orphans, self.pieces, self._locks):
             for owner in self._dead_owners(folder):
                 fsio.clear_temporary(folder, owner)
         return self
@@ -130,7 +130,7 @@ class RunDirectory:
             "pid": os.getpid(),
             "since": datetime.now(UTC).isoformat("T", "seconds"),
         }
-        fsio.write_atomic(self._holder_file, json.dumps(holder).encode())
+        fsio.write_atomic(self._holder_file, json.dumps(holder).encode(), owner=self.owner)
         return True
 
     def _dead_owners(self, folder: Path) -> list[str]:
@@ -249,18 +249,29 @@ class RunDirectory:
         return self.summaries / f"part-{attempt:05d}-{self.shard.label}-{number:06d}{suffix}"
 
     def remove_pieces(self) -> None:
-        """Remove the file with finished pieces, and its folder. Raises OutputError."""
+        """Remove the file with finished pieces, after a start over all those of shards too. Raises OutputError."""
         if self.pieces.is_dir():
-            fsio.remove(self.pieces_file)
+            for path in (
+                self.pieces_file,
+                *(self.of_other_counts(self.pieces, "answers") if self.shard.is_whole else ()),
+            ):
+                fsio.remove(path)
             with contextlib.suppress(OSError):  # something else lies there
                 self.pieces.rmdir()
 
     def forget_other_counts(self) -> None:
-        """Remove what shards of another number have said of their ends: nobody adds it up any more."""
-        for path in (*self.path.glob("report-*"), *self.path.glob("failed-*")):
-            shard = of_label(path.stem.partition("-")[2])
-            if shard is not None and shard.count != self.shard.count:
+        """Remove what shards of another number have said of themselves: nobody adds it up any more."""
+        folders = ((self.path, ("report", "failed", "retry")), (self._locks, ("shard",)))
+        for path in (one for folder, names in folders for name in names for one in self.of_other_counts(folder, name)):
+            if path.suffix != ".lock":
                 fsio.remove(path)
+
+    def of_other_counts(self, folder: Path, name: str) -> list[Path]:
+        """Files `<name>-<shard>.…` of shards of another number; no such shard is at work."""
+        shards = {
+            path: of_label(path.name.removeprefix(f"{name}-").partition(".")[0]) for path in folder.glob(f"{name}-*")
+        }
+        return sorted(path for path, shard in shards.items() if shard is not None and shard.count != self.shard.count)
 
     def telemetry(self, attempt: int) -> Path:
         return self.path / f"telemetry-{self.shard.label}-{attempt:05d}.jsonl"
