@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchgen.commands.options import DEADLINE, JOB, JSON, SET, the_stop
+from batchgen.commands.notify import notifying
+from batchgen.commands.options import DEADLINE, JOB, JSON, METRICS, NOTIFY, SET, the_stop
 from batchgen.commands.telling import say, show_json
 
 if TYPE_CHECKING:
     from batchgen.executors.ending import Outcome
     from batchgen.executors.identity import OnChange
+    from batchgen.reporting.serving import Ports
 
 
 @click.command()
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     "the old run aside.",
 )
 @DEADLINE
+@NOTIFY
+@METRICS
 @JSON
 def run(
     *,
@@ -37,6 +41,8 @@ def run(
     fresh: bool,
     on_change: "OnChange",
     deadline: float | None,
+    notify_command: str | None,
+    metrics: "Ports | None",
     as_json: bool,
 ) -> int:
     """Summarize what is not summarized yet."""
@@ -46,8 +52,14 @@ def run(
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(limit=limit, fresh=fresh, on_change=on_change)
-    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
+    options = local.Options(limit=limit, fresh=fresh, on_change=on_change, metrics=metrics)
+    return notifying(
+        notify_command,
+        job=job,
+        stop=stop,
+        start=lambda: local.run(jobfile.load(job, sets), options, stop),
+        tell=lambda outcome: _told(outcome, as_json=as_json),
+    )
 
 
 @click.command(name="retry-failed")
@@ -69,6 +81,8 @@ def run(
     help="When settings that change the text differ from the run's: refuse; or make the new rows under the new ones.",
 )
 @DEADLINE
+@NOTIFY
+@METRICS
 @JSON
 def retry_failed(
     *,
@@ -77,6 +91,8 @@ def retry_failed(
     types: tuple[str, ...],
     on_change: "OnChange",
     deadline: float | None,
+    notify_command: str | None,
+    metrics: "Ports | None",
     as_json: bool,
 ) -> int:
     """Try the failed documents of a run again, and replace their rows.
@@ -89,8 +105,14 @@ def retry_failed(
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(on_change=on_change, retry=frozenset(types))
-    return _told(local.run(jobfile.load(job, sets), options, stop), as_json=as_json)
+    options = local.Options(on_change=on_change, retry=frozenset(types), metrics=metrics)
+    return notifying(
+        notify_command,
+        job=job,
+        stop=stop,
+        start=lambda: local.run(jobfile.load(job, sets), options, stop),
+        tell=lambda outcome: _told(outcome, as_json=as_json),
+    )
 
 
 def _told(outcome: "Outcome", *, as_json: bool) -> int:

@@ -1,5 +1,6 @@
 """What an attempt counts and times, and how attempts add up. Times are seconds, tokens are counts."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -85,6 +86,11 @@ class Stats:
         self.reasons: Counter[str] = Counter()
         self.deaths: list[str] = []
         self.engine_start_s = 0.0  # of the latest one
+        self.engine_now = EngineMetrics()  # as last sampled
+        self.in_flight = 0  # requests
+        self.commits = 0
+        self.committed_rows = 0
+        self.committed_at: float | None = None  # Unix time of the last commit
         self._closed_engines = dict.fromkeys(
             ("generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"), 0
         )
@@ -127,6 +133,7 @@ class Stats:
 
     def engine(self, metrics: EngineMetrics) -> None:
         """What the engine counts; its numbers begin anew with every engine."""
+        self.engine_now = metrics
         for name, value in (
             ("generated_tokens", metrics.generation_tokens),
             ("prefix_cache_queries", metrics.prefix_cache_queries),
@@ -136,12 +143,19 @@ class Stats:
             setattr(self.counts, name, self._closed_engines[name] + (value or 0))
         self.counts.engine_peak_rss_bytes = max(self.counts.engine_peak_rss_bytes, metrics.rss_bytes or 0)
 
+    def committed(self, rows: int) -> None:
+        """A part with so many rows is on disk."""
+        self.commits += 1
+        self.committed_rows += rows
+        self.committed_at = datetime.now(UTC).timestamp()
+
     def engine_died(self, reason: str) -> None:
         self.counts.engine_deaths += 1
         self.deaths.append(reason)
 
     def engine_closed(self) -> None:
         """What the engine has counted so far stays, another one begins at 0."""
+        self.engine_now = EngineMetrics()
         for name in self._closed_engines:
             self._closed_engines[name] = getattr(self.counts, name)
 
@@ -158,6 +172,12 @@ class Stats:
         self.counts.drain_s = max(0.0, last_output - last_input)
         self.counts.peak_rss_bytes = peak_rss_bytes()
         return dataclasses.replace(self.counts)
+
+    def seen(self) -> Counts:
+        """`now` for other threads: changes nothing."""
+        other = copy.copy(self)
+        other.counts = dataclasses.replace(self.counts)
+        return other.now()
 
 
 def peak_rss_bytes() -> int:
