@@ -61,7 +61,15 @@ def site(tmp_path):
 def as_cron(site: Path, command: str | None = None) -> int:
     """Runs the crontab line as cron does: by the shell, in a bare environment, from elsewhere."""
     command = (command or line()).replace("/srv/batchgen", str(site))
-    words = ["env", "-i", *(f"{name}={value}" for name, value in BARE.items()), f"HOME={site}", "/bin/sh", "-c", command]
+    words = [
+        "env",
+        "-i",
+        *(f"{name}={value}" for name, value in BARE.items()),
+        f"HOME={site}",
+        "/bin/sh",
+        "-c",
+        command,
+    ]
     done = subprocess.run(words, cwd="/", capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("", ""), "cron would mail it"
     return done.returncode
