@@ -216,8 +216,10 @@ FAULTS = {
         (), ["libnuma1"], "other",
     ),
     "shared memory": (
-        "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 240 MiB required, 64 MiB free. "
-        "Increase /dev/shm (e.g. --shm-size or --ipc=host).",
+        (
+            "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 240 MiB required, 64 MiB free. "
+            "Increase /dev/shm (e.g. --shm-size or --ipc=host)."
+        ),
         (), ["--shm-size 4g", "has 64 MiB free", "240 MiB more"], "other",
     ),
     "disk": (

@@ -189,7 +189,7 @@ def test_ports_are_read(text, address, first, last):
 
 @pytest.mark.parametrize("text", ["", "web", "65536", "9400-", "9415-9400", ":9400", "::1:9400", "-1", "1 2"])
 def test_what_is_no_port_is_refused(text):
-    with pytest.raises(ValueError, match="write it like|ports go from"):
+    with pytest.raises(ValueError, match=r"write it like|ports go from"):
         Ports.read(text)
 
 
