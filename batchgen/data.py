@@ -35,7 +35,7 @@ class Document:
     """One input record, or the reason why it is none (`error`).
 
     key: 16 bytes, identity. content: 8 bytes, hash of all fields that reach the prompt.
-    source: the file or data set as the job names it.
+    source: the file or data set as the job names it. whole_chars: characters of the text where `text` has lost its end.
     place: `byte N` (JSONL), `row N` (Parquet) or `shard S row N` (data set), from 0.
     """
 
@@ -50,6 +50,12 @@ class Document:
     keep: Mapping[str, Any]
     split: int
     error: tuple[str, str] | None = None
+    whole_chars: int | None = None
+
+    @property
+    def chars(self) -> int:
+        """Characters of the text as it was read, before anything was cut off."""
+        return len(self.text) if self.whole_chars is None else self.whole_chars
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,9 @@ class Request:
 class Completion:
     """What an engine answers: exactly one per request, in any order. `error` is set where it could not.
 
-    Tokens are counts; `cached_tokens` of the prompt came out of the prefix cache.
+    Tokens are counts; `cached_tokens` of the prompt came out of the prefix cache. Seconds are None where the engine
+    does not tell them: `ttft_s` from when it got the request to its first token, `queue_s` of these in its waiting
+    queue, `tpot_s` for each token after the first.
     """
 
     custom_id: str
@@ -96,6 +104,9 @@ class Completion:
     cached_tokens: int = 0
     completion_tokens: int = 0
     error: str | None = None
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ engine:
         text: <think>Walls.</think>The wall is new.
         finish_reason: length
     start_faults: [too small]
+    tells: {running: 3, ttft_s: 0.25}
     output_tokens_per_s: 5000.5
 sampling:
   temperature: 0.5

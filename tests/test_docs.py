@@ -272,7 +272,7 @@ def leaves(value, at="") -> set[str]:
         "documents.reasons", "documents.flags", "documents.ways", "engine.args", "versions", "packing.fallbacks",
         "packing.decision",
     }  # fmt: skip
-    if not isinstance(value, dict) or at in whole or re.fullmatch(r"lengths\.\w+", at):
+    if not isinstance(value, dict) or at in whole or re.fullmatch(r"(lengths|histograms|\w+\.latency)\.\w+", at):
         return {at}
     return {leaf for key, below in value.items() for leaf in leaves(below, f"{at}.{key}".lstrip("."))}
 

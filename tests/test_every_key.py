@@ -411,6 +411,12 @@ def _(bench):
     assert "the motor is missing" in found.report["reason"]
 
 
+@effect("engine.fake.tells")
+def _(bench):
+    found = bench.run("engine.fake.tells={preemptions: 3, ttft_s: 0.25, gpus: 2}").report["attempt"]
+    assert (found["preemptions"], found["latency"]["ttft"]["count"], found["gpu"]["gpus"]) == (3, 6, 2)
+
+
 @effect("engine.fake.docs_per_s")
 def _(bench):
     assert bench.run("engine.fake.docs_per_s=10").seconds >= 0.5

@@ -44,7 +44,7 @@ class EngineInfo:
     """What the engine turned out to be, for run.json and the report. KV cache in tokens.
 
     adapter: name and, from the Hub, commit of the LoRA adapter it works with. replicas: engines like this one that work
-    side by side.
+    side by side. gpus: those it works on, each once, as CUDA_VISIBLE_DEVICES names them.
     """
 
     backend: str
@@ -56,6 +56,7 @@ class EngineInfo:
     kv_cache_max_concurrency: float | None = None
     max_num_seqs: int | None = None
     replicas: int = 1
+    gpus: tuple[str, ...] = ()
 
 
 class Engine(Protocol):

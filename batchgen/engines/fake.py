@@ -50,7 +50,8 @@ class FakeEngine:
         if settings.lives is not None and life >= settings.lives:
             raise EngineError(f"the fake engine does not start after {life} others, as its settings say")
         self.limits = Limits(2 * max_num_seqs, max_model_len, fill_first=fill_first)
-        self.info = EngineInfo(backend="fake", args=dict(args or {}), max_num_seqs=max_num_seqs)
+        gpus = tuple(str(n) for n in range(int(settings.tells.get("gpus", 0))))
+        self.info = EngineInfo(backend="fake", args=dict(args or {}), max_num_seqs=max_num_seqs, gpus=gpus)
         self._settings = settings
         self._tokenizer = tokenizer
         self._batch = 2 * max_num_seqs if fill_first else max_num_seqs
@@ -80,7 +81,9 @@ class FakeEngine:
         if self._settings.output_tokens_per_s:
             self._wait(sum(len(answer.ids) for answer in answers) / self._settings.output_tokens_per_s)
         texts = self._tokenizer.decode_batch([answer.ids for answer in answers])
-        found = [_completion(*one) for one in zip(requests, answers, texts, strict=True)]
+        tells = self._settings.tells
+        times = tells.get("queue_s"), tells.get("ttft_s"), tells.get("tpot_s")
+        found = [_completion(*one, times) for one in zip(requests, answers, texts, strict=True)]
         return found[::-1]
 
     def _wait(self, seconds: float | None) -> None:
@@ -145,7 +148,15 @@ class FakeEngine:
         self._waiting = deque(request for request in self._waiting if request.custom_id not in gone)
 
     def metrics(self) -> EngineMetrics:
-        return EngineMetrics(prompt_tokens=self._prompt_tokens, generation_tokens=self._generation_tokens)
+        tells = self._settings.tells
+        names = ("running", "waiting", "preemptions", "prefix_cache_queries", "prefix_cache_hits")
+        told: dict[str, Any] = {name: int(tells[name]) for name in names if name in tells}
+        return EngineMetrics(
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            kv_cache_usage=tells.get("kv_cache_usage"),
+            **told,
+        )
 
     def pulse(self) -> float | None:
         return self._hangs_since
@@ -188,13 +199,21 @@ def _own(request: Request) -> _Answer:
     return _Answer(ids, finish_reason, lead=f"[{len(request.prompt_ids)}] ")
 
 
-def _completion(request: Request, answer: _Answer, decoded: str) -> Completion:
+_Times = tuple[float | None, float | None, float | None]
+
+
+def _completion(request: Request, answer: _Answer, decoded: str, times: _Times) -> Completion:
+    """times: `queue_s`, `ttft_s` and `tpot_s`."""
     if answer.error is not None:
         return Completion(request.custom_id, error=answer.error)
+    queue_s, ttft_s, tpot_s = times
     return Completion(
         request.custom_id,
         text=answer.lead + decoded if answer.text is None else answer.text,
         finish_reason=answer.finish_reason,
         prompt_tokens=len(request.prompt_ids),
         completion_tokens=len(answer.ids),
+        queue_s=queue_s,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
     )

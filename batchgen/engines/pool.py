@@ -82,7 +82,8 @@ class EnginePool:
             raise
         first = self._workers[0]
         assert first.info is not None
-        self.info = replace(first.info, replicas=len(self._workers))
+        gpus = dict.fromkeys(gpu for one in self._workers if one.info is not None for gpu in one.info.gpus)
+        self.info = replace(first.info, replicas=len(self._workers), gpus=tuple(gpus))
 
     def _await_starts(self) -> None:
         for one in self._reporting():

@@ -332,7 +332,25 @@ def _completion(output: Any, text: str, custom_id: str | None = None) -> Complet
         cached_tokens=output.num_cached_tokens or 0,
         completion_tokens=len(answer.token_ids),
         error=f"vLLM ended the request with {answer.finish_reason}" if failed else None,
+        **_times(output.metrics),
     )
+
+
+def _times(stats: Any) -> dict[str, float]:
+    """Of a finished request, by vLLM's RequestStateStats; without what a request that never ran has not.
+
+    vLLM fills them where `disable_log_stats` is off, as it is here. The moments of one difference are from one clock:
+    the time to the first token from this process's, the others from the engine's.
+    """
+    begun = getattr(stats, "first_token_ts", 0.0)
+    if not begun:
+        return {}
+    found = {"ttft_s": stats.first_token_latency}
+    if stats.queued_ts and stats.scheduled_ts:
+        found["queue_s"] = stats.scheduled_ts - stats.queued_ts
+    if stats.num_generation_tokens > 1:
+        found["tpot_s"] = (stats.last_token_ts - begun) / (stats.num_generation_tokens - 1)
+    return {name: max(0.0, seconds) for name, seconds in found.items()}
 
 
 def _info(config: Any, args: dict[str, Any], adapter: Adapter | None) -> EngineInfo:
@@ -352,7 +370,18 @@ def _info(config: Any, args: dict[str, Any], adapter: Adapter | None) -> EngineI
         kv_cache_tokens=getattr(cache, "kv_cache_size_tokens", None),
         kv_cache_max_concurrency=getattr(cache, "kv_cache_max_concurrency", None),
         max_num_seqs=config.scheduler_config.max_num_seqs,
+        gpus=() if current_platform.is_cpu() else _gpus(config.parallel_config),
     )
+
+
+def _gpus(parallel: Any) -> tuple[str, ...]:
+    """The GPUs of this engine: vLLM takes the first that CUDA shows to it."""
+    size = int(parallel.world_size)
+    if getattr(parallel, "distributed_executor_backend", None) not in {None, "mp", "uni"}:
+        return tuple(f"remote-{number}" for number in range(size))  # Ray chooses them, maybe on other machines
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in shown.split(",") if name.strip()] or [str(number) for number in range(size)]
+    return tuple(names[:size])
 
 
 def _cpu_name() -> str:

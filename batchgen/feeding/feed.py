@@ -142,7 +142,7 @@ class Feed:
             self._engine = engine = self._line.engine(self._found)
         self._line.watchdog.watch(engine)
         self._line.stats.engine_started(time.monotonic() - begin)
-        self._line.telemetry.event("engine", **dataclasses.asdict(engine.info))
+        self._line.telemetry.engine(engine.info)
         self._line.engine_ready(engine.info)
 
     def collect(self) -> None:
@@ -282,3 +282,4 @@ class Feed:
                 self._line.telemetry.sample(self._line.stats, self._engine.metrics())
         finally:
             self._free()
+        self._line.telemetry.rest(self._line.stats)

@@ -125,8 +125,11 @@ class ReadAhead:
             for documents in batched(self._count(line.documents(line, reading))):
                 prompts = prompts or line.prompts()
                 inputs = [line.committer.files[document.source].input for document in documents]
+                begin = time.monotonic()
                 prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
-                if not self._put([_light(one, keep_chars) for one in prepared]):
+                light = [_light(one, keep_chars) for one in prepared]
+                line.stats.counts.encode_s += time.monotonic() - begin
+                if not self._put(light):
                     return
             self._read.set()
             self._put(None)
@@ -198,7 +201,7 @@ def _light(prepared: Prepared, keep_chars: int) -> Prepared:
     """What waits in queues and with the engine, without what is no longer needed: thousands of them do."""
     document = prepared.document
     if len(document.text) > keep_chars:
-        document = dataclasses.replace(document, text=document.text[:keep_chars])
+        document = dataclasses.replace(document, text=document.text[:keep_chars], whole_chars=document.chars)
     pieces = tuple(array("i", piece) for piece in prepared.pieces)
     first = pieces[0] if pieces else array("i", prepared.prompt_ids)
     return dataclasses.replace(prepared, document=document, prompt_ids=first, pieces=pieces)

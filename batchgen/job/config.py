@@ -15,10 +15,10 @@ from batchgen.job.values import ON_OFF, Bool, Float, Int
 
 # Columns batchgen writes itself; a kept field cannot have one of these names. docs/output.md describes them.
 COLUMNS = (
-    "id", "id_type", "summary", "status", "error_type", "error", "finish_reason", "flags", "prompt_tokens",
-    "cached_tokens", "completion_tokens", "reasoning_tokens", "dropped_tokens", "pack_size", "pack_fallback",
-    "requests", "pieces", "depth", "attempts", "source", "place", "doc_key", "content_hash", "fingerprint",
-    "finished_at",
+    "id", "id_type", "summary", "status", "error_type", "error", "finish_reason", "flags", "document_chars",
+    "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "dropped_tokens", "pack_size",
+    "pack_fallback", "requests", "pieces", "depth", "attempts", "source", "place", "doc_key", "content_hash",
+    "fingerprint", "finished_at",
 )  # fmt: skip
 
 
@@ -155,6 +155,12 @@ class FakeAnswer(Section):
     )
 
 
+Told = Literal[
+    "running", "waiting", "kv_cache_usage", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "gpus",
+    "queue_s", "ttft_s", "tpot_s",
+]  # fmt: skip
+
+
 class FakeEngine(Section):
     """The engine for tests and dry runs: deterministic text, a set speed, faults on request."""
 
@@ -175,6 +181,12 @@ class FakeEngine(Section):
     start_faults: list[str] = Field(
         default_factory=list,
         description="Texts with which starts of an attempt fail, one after the other; then it starts.",
+    )
+    tells: dict[Told, Float] = Field(
+        default_factory=dict,
+        description="What the engine tells of itself: requests `running` and `waiting`, `kv_cache_usage` (0 to 1), "
+        "`preemptions`, `prefix_cache_queries` and `prefix_cache_hits`, a number of `gpus`; and of each request "
+        "`queue_s`, `ttft_s` and `tpot_s`.",
     )
 
 

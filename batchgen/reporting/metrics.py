@@ -18,6 +18,7 @@ from batchgen import __version__
 from batchgen.engines import exposition
 from batchgen.engines.base import EngineMetrics
 from batchgen.errors import BUG, BatchgenError, ConfigError
+from batchgen.reporting.buckets import PER_DOUBLING, Buckets
 from batchgen.reporting.serving import Ports, serving
 from batchgen.reporting.stats import Counts, Stats
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 TEXTFILE_S = 15.0
+_DOUBLINGS = range(-10, 13)  # 1 ms to more than an hour
+_TIMES = {
+    "queue_s": ("queue_time", "How long requests waited inside of the engine."),
+    "ttft_s": ("time_to_first_token", "From entering the engine to the first token, waiting included."),
+    "tpot_s": ("time_per_output_token", "Time for each token after the first, one value a request."),
+}
 log = logging.getLogger("batchgen")
 
 
@@ -56,7 +63,9 @@ class RunMetrics:
         yield from self._moments()
         yield from self._documents(counts)
         yield from self._work(counts)
+        yield from self._times()
         yield from self._engine(counts, engine)
+        yield from self._gpus()
         yield from self._commits()
 
     def _moments(self) -> "Iterator[Metric]":
@@ -108,8 +117,29 @@ class RunMetrics:
             ("drain",): counts.drain_s,
             ("commit",): counts.commit_s,
             ("starved",): counts.starved_s,
+            ("encode",): counts.encode_s,
         }
         yield self._gauge("phase_seconds", "Where the time of this start went.", phases, "phase")
+
+    def _times(self) -> "Iterator[Metric]":
+        from prometheus_client.core import HistogramMetricFamily
+
+        for name, buckets in self.stats.all_times().items():
+            if len(buckets):
+                family = HistogramMetricFamily(f"batchgen_{_TIMES[name][0]}_seconds", _TIMES[name][1],
+                                               labels=("run", "shard"))  # fmt: skip
+                family.add_metric((self.run, str(self.shard)), _doublings(buckets), buckets.about())
+                yield family
+
+    def _gpus(self) -> "Iterator[Metric]":
+        for name, words, key in (
+            ("gpu_utilization_ratio", "Share of the time in which the GPU computed, 0 to 1.", "utilization"),
+            ("gpu_memory_used_bytes", "Memory of the GPU that is in use, by whomever.", "memory_used_bytes"),
+            ("gpu_power_watts", "What the GPU draws.", "power_w"),
+        ):
+            told = {(one["gpu"],): one[key] for one in self.stats.gpus or () if one[key] is not None}
+            if told:
+                yield self._gauge(name, words, told, "gpu")
 
     def _engine(self, counts: Counts, engine: EngineMetrics) -> "Iterator[Metric]":
         for name, words, count in (
@@ -156,6 +186,13 @@ class RunMetrics:
             family.add_metric((self.run, str(self.shard), *labels), value)
         filled: Metric = family
         return filled
+
+
+def _doublings(buckets: Buckets) -> list[tuple[str, float]]:
+    """Cumulated, at edges that are the same for every run."""
+    at = [(2.0**n, PER_DOUBLING * n) for n in _DOUBLINGS]
+    below = [(str(edge), float(sum(count for n, count in buckets.counts.items() if n < end))) for edge, end in at]
+    return [*below, ("+Inf", float(len(buckets)))]
 
 
 class _Own:

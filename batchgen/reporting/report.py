@@ -19,11 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from numpy.typing import NDArray
 
 from batchgen import __version__, fsio, plan
 from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
+from batchgen.reporting.lengths import Lengths
 from batchgen.reporting.stats import Counts, counts_of, last_told
+from batchgen.reporting.told import Told, told
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.storage.checkpoint import repeated_keys, superseded
 from batchgen.storage.rundir import RunDirectory
@@ -36,7 +37,6 @@ NOTES = (
 # How a document went to the engine, by the flag of its row; `whole` without any.
 _WAYS = {"truncated": DOCUMENT_TRUNCATED, "map_reduce": MAP_REDUCED, "refine": REFINED}
 _COSTS = ("requests", "prompt_tokens", "completion_tokens")
-_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 _ENGINE = (
     "backend",
     "device",
@@ -44,29 +44,11 @@ _ENGINE = (
     "kv_cache_tokens",
     "kv_cache_max_concurrency",
     "replicas",
+    "gpus",
     "args",
     "adapter",
     "adapted",
 )
-
-
-@dataclass(slots=True)
-class Lengths:
-    """How often each length in tokens was met."""
-
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def add(self, lengths: NDArray[Any]) -> None:
-        more = np.bincount(lengths, minlength=len(self.counts))
-        more[: len(self.counts)] += self.counts
-        self.counts = more
-
-    def quantiles(self) -> dict[str, int | None]:
-        """The smallest length that at least the share of all reaches; None where there is none."""
-        up_to = self.counts.cumsum()
-        if not self.counts.any():
-            return dict.fromkeys(_QUANTILES)
-        return {name: int(np.searchsorted(up_to, share * up_to[-1])) for name, share in _QUANTILES.items()}
 
 
 @dataclass(slots=True)
@@ -85,8 +67,13 @@ class Rows:
     superseded: int = 0  # rows that stand beside a newer one of their document, not counted above
     old: Mapping[Path, set[str]] = field(default_factory=dict)  # these rows: their keys (hex) by part
     with_failed: list[Path] = field(default_factory=list)  # parts that hold failed rows
+    document_chars: Lengths = field(default_factory=Lengths)  # of all that have text
     prompt_tokens: Lengths = field(default_factory=Lengths)
     completion_tokens: Lengths = field(default_factory=Lengths)
+
+    @property
+    def lengths(self) -> dict[str, Lengths]:
+        return {name: getattr(self, name) for name in ("document_chars", "prompt_tokens", "completion_tokens")}
 
     @property
     def count(self) -> int:
@@ -104,6 +91,8 @@ class Rows:
                 self.reasons[f"{pair['status']}: {pair['error_type']}"] += pair["count_all"]
         for flag in pc.value_counts(pc.list_flatten(table.column("flags"))).to_pylist():
             self.flags[flag["values"]] += flag["counts"]
+        chars = table.column("document_chars").to_numpy()
+        self.document_chars.add(chars[chars > 0])
         self._add_ways(table)
         self._add_packs(table)
         ok = table.filter(pc.and_(pc.equal(table.column("status"), "ok"), pc.equal(table.column("pieces"), 0)))
@@ -138,7 +127,7 @@ class Rows:
 
 _READ = [
     "status", "error_type", "flags", "prompt_tokens", "completion_tokens", "dropped_tokens", "requests", "pieces",
-    "pack_size", "pack_fallback",
+    "pack_size", "pack_fallback", "document_chars",
 ]  # fmt: skip
 
 
@@ -187,8 +176,12 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
     """The report as plain JSON values."""
     rows = scope.rows
     known = run.read_run() or {}
-    earlier = [counts_of(path) for path in run.telemetries() if path != run.telemetry(scope.attempt)]
-    whole = sum(earlier, start=scope.counts)
+    this = told(run.telemetry(scope.attempt), scope.counts)
+    earlier = [told(path) for path in run.telemetries() if path != run.telemetry(scope.attempt)]
+    every = Told()
+    for one in (this, *earlier):
+        every.add(one)
+    whole = every.counts
     run_tokens = _tokens(whole) | {"wasted": max(whole.generated_tokens, whole.completion_tokens) - rows.kept_tokens}
     engine = known.get("engine") or {}
     return {
@@ -209,12 +202,10 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
             "ways": {way: {name: costs[name] for name in ("documents", *_COSTS)} for way, costs in rows.ways.items()},
         },
         "packing": _packing(known, rows),
-        "attempt": {"number": scope.attempt} | _scope(scope.counts, _tokens(scope.counts)),
-        "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(whole, run_tokens),
-        "lengths": {
-            "prompt_tokens": rows.prompt_tokens.quantiles(),
-            "completion_tokens": rows.completion_tokens.quantiles(),
-        },
+        "attempt": {"number": scope.attempt} | _scope(this, _tokens(scope.counts)),
+        "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(every, run_tokens),
+        "lengths": {name: lengths.quantiles() for name, lengths in rows.lengths.items()},
+        "histograms": {name: lengths.histogram() for name, lengths in rows.lengths.items()},
         "engine": {name: engine.get(name) for name in _ENGINE},
         "versions": {"batchgen": __version__, **engine.get("versions", {})},
         "notes": dict(scope.notes),
@@ -305,7 +296,8 @@ def _tokens(counts: Counts) -> dict[str, int]:
     }
 
 
-def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
+def _scope(told: Told, tokens: Mapping[str, int]) -> dict[str, Any]:
+    counts = told.counts
     seconds = counts.steady_s + counts.drain_s
     return {
         "documents": {
@@ -326,6 +318,8 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
             "drain": round(counts.drain_s, 3),
             "commit": round(counts.commit_s, 3),
             "starved": round(counts.starved_s, 3),
+            "encode": round(counts.encode_s, 3),
+            "loop_cpu": round(counts.loop_cpu_s, 3),
         },
         "starved_share": round(counts.starved_s / seconds, 4) if seconds > 0 else None,
         "rates": {
@@ -340,6 +334,8 @@ def _scope(counts: Counts, tokens: Mapping[str, int]) -> dict[str, Any]:
             "hit_share": round(counts.cached_tokens / counts.prompt_tokens, 4) if counts.prompt_tokens else None,
         },
         "preemptions": counts.preemptions,
+        "latency": told.latency(),
+        "gpu": told.gpu(),
         "memory": {
             "peak_rss_bytes": counts.peak_rss_bytes or None,
             "engine_peak_rss_bytes": counts.engine_peak_rss_bytes or None,
@@ -370,5 +366,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,}"
     environment.filters["rate"] = lambda value: "–" if value is None else f"{value:,.1f}"
     environment.filters["mib"] = lambda value: "–" if value is None else f"{value / (1 << 20):,.0f}"
+    environment.filters["times"] = lambda value: (
+        f"{value['p50_ms']:,.4g} / {value['p95_ms']:,.4g}" if value["count"] else "–"
+    )
     environment.filters["share"] = lambda value: "–" if value is None else f"{value:.1%}"
     return harmless(environment.get_template("report.md").render(report))

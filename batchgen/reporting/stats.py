@@ -5,28 +5,36 @@ import dataclasses
 import json
 import re
 import resource
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import thread_time
 from typing import Any, Self, TextIO
 
 import jsonlines
 import psutil
 
 from batchgen.data import Completion, Record
-from batchgen.engines.base import EngineMetrics
+from batchgen.engines.base import EngineInfo, EngineMetrics
 from batchgen.fsio import open_append, output_error
+from batchgen.reporting.buckets import Buckets
+from batchgen.reporting.gpus import GpuWatch
 
 SAMPLE_S = 5.0
+TIMES = ("queue_s", "ttft_s", "tpot_s")  # of a Completion
 _PEAKS = ("peak_rss_bytes", "engine_peak_rss_bytes")
 
 
 @dataclass(slots=True)
 class Counts:
     """Sums of one attempt, or of several: `+` is associative. Of peaks it takes the highest.
+
+    `starved_s`: the engine could run more and no document was ready. `encode_s`: the reader made token ids, while the
+    engine worked. `loop_cpu_s`: processor time of the thread that feeds the engine, up to the last completion.
 
     Tokens are those of finished requests. `generated_tokens` is the engine's own count, which includes tokens of
     requests that did not finish. `kept_tokens` are output tokens of ok records, without those of answers that were
@@ -60,6 +68,8 @@ class Counts:
     drain_s: float = 0.0
     commit_s: float = 0.0
     starved_s: float = 0.0
+    encode_s: float = 0.0
+    loop_cpu_s: float = 0.0
     peak_rss_bytes: int = 0
     engine_peak_rss_bytes: int = 0
 
@@ -91,6 +101,11 @@ class Stats:
         self.commits = 0
         self.committed_rows = 0
         self.committed_at: float | None = None  # Unix time of the last commit
+        self.gpus: list[dict[str, Any]] | None = None  # as last sampled: see GpuWatch.read
+        self.times = {name: Buckets() for name in TIMES}  # of requests that finished since the last sample
+        self._sampled_times = {name: Buckets() for name in TIMES}  # of those before
+        self._sampling = threading.Lock()
+        self._cpu: float | None = None  # of this thread, when the first engine had started
         self._closed_engines = dict.fromkeys(
             ("generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"), 0
         )
@@ -108,16 +123,22 @@ class Stats:
         self.counts.engine_start_s += seconds
         self.counts.engine_starts += 1
         self._first = self._first or time.monotonic()
+        self._cpu = self._cpu or thread_time()
 
     def no_more_documents(self) -> None:
         self._last_input = self._last_input or time.monotonic()
 
     def completed(self, completion: Completion) -> None:
         self._last_output = time.monotonic()
+        if self._cpu is not None:
+            self.counts.loop_cpu_s = thread_time() - self._cpu
         self.counts.requests += 1
         self.counts.prompt_tokens += completion.prompt_tokens
         self.counts.cached_tokens += completion.cached_tokens
         self.counts.completion_tokens += completion.completion_tokens
+        for name, buckets in self.times.items():
+            if (seconds := getattr(completion, name)) is not None:
+                buckets.add(seconds)
 
     def recorded(self, record: Record) -> None:
         self.counts.reasoning_tokens += record.reasoning_tokens
@@ -159,6 +180,22 @@ class Stats:
         for name in self._closed_engines:
             self._closed_engines[name] = getattr(self.counts, name)
 
+    def take_times(self) -> dict[str, Buckets]:
+        """Times of the requests that finished since this was asked last."""
+        with self._sampling:
+            taken, self.times = self.times, {name: Buckets() for name in TIMES}
+            for name, buckets in taken.items():
+                self._sampled_times[name] += buckets
+        return taken
+
+    def all_times(self) -> dict[str, Buckets]:
+        """Times of all requests of the attempt; any thread may ask."""
+        with self._sampling:
+            found = {name: Buckets(buckets.counts) for name, buckets in self._sampled_times.items()}
+            for name, buckets in self.times.items():
+                found[name] += Buckets(buckets.counts)
+        return found
+
     def now(self) -> Counts:
         """The counts with the times up to this moment."""
         at = time.monotonic()
@@ -199,6 +236,14 @@ class Telemetry:
         self._sampled = 0.0
         self._stream: TextIO | None = None
         self._writer: jsonlines.Writer | None = None
+        self._gpus = GpuWatch(())
+
+    def engine(self, info: EngineInfo) -> None:
+        """An engine has started: from now on its GPUs are looked at."""
+        if info.gpus != self._gpus.names:
+            self._gpus.close()
+            self._gpus = GpuWatch(info.gpus)
+        self.event("engine", **dataclasses.asdict(info), nvml=self._gpus.found)
 
     def event(self, name: str, **values: Any) -> None:
         try:
@@ -217,11 +262,18 @@ class Telemetry:
 
     def sample(self, stats: Stats, metrics: EngineMetrics) -> None:
         stats.engine(metrics)
+        stats.gpus = self._gpus.read()
         self._sampled = time.monotonic()
         counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
         engine = {"running": metrics.running, "waiting": metrics.waiting, "kv_cache_usage": metrics.kv_cache_usage}
         memory = {"rss_bytes": psutil.Process().memory_info().rss, "engine_rss_bytes": metrics.rss_bytes}
-        self.event("sample", counts=counts, **engine, **memory)
+        times = {name: buckets.told() | {"buckets": buckets.to_json()} for name, buckets in stats.take_times().items()}
+        self.event("sample", counts=counts, **engine, **memory, times=times, gpus=stats.gpus)
+
+    def rest(self, stats: Stats) -> None:
+        """Tell what finished since the last sample, where no engine is left to be asked."""
+        if any(len(buckets) for buckets in stats.times.values()):
+            self.sample(stats, EngineMetrics())
 
     @property
     def due(self) -> bool:
@@ -229,6 +281,7 @@ class Telemetry:
 
     def close(self, stats: Stats, status: int, **told: Any) -> None:
         """Tell the end, where there was a beginning. told: what else the report says that no row and no count does."""
+        self._gpus.close()
         if self._writer is not None:
             counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
             self.event("end", exit_status=status, **told, counts=counts)
@@ -255,8 +308,13 @@ def last_told(path: Path) -> tuple[Counts, dict[str, Any] | None]:
     for event in read_telemetry(path):
         last = event.get("counts", last)
         end = event if event.get("event") == "end" else None
+    return counts_from(last), end
+
+
+def counts_from(told: Mapping[str, Any]) -> Counts:
+    """Those of an event; names of other versions are left out."""
     known = {f.name for f in dataclasses.fields(Counts)}
-    return Counts(**{name: value for name, value in last.items() if name in known}), end
+    return Counts(**{name: value for name, value in told.items() if name in known})
 
 
 def counts_of(path: Path) -> Counts:

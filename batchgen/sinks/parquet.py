@@ -41,6 +41,9 @@ class ParquetSink:
         table = _read(path, list(names))
         if missing := [name for name in names if name not in table.column_names]:
             raise DamagedPartError(f"it has no column {missing[0]!r}")
+        for name in columns.TYPES.keys() & set(names):  # types stand in the footer, which has no checksum
+            if (found := table.schema.field(name).type) != columns.TYPES[name]:
+                raise DamagedPartError(f"its column {name!r} is {found}")
         return table
 
     def read_keys(self, path: Path) -> PartKeys:

@@ -64,13 +64,13 @@ FIRST = [
     *at("fsio", "Path.replace sync", (3, 6, 9)),
     *at("fsio", "os.fsync write_atomic", (4, 7, 8), when=("before",)),
     *at("plan", "make"),
-    *at("checkpoint", "load Committer.commit"),
-    *at("checkpoint", "Committer.commit", (3, 5)),
+    *at("storage.checkpoint", "load Committer.commit"),
+    *at("storage.checkpoint", "Committer.commit", (3, 5)),
     *at("engines.fake", "FakeEngine.submit FakeEngine.poll", (2, 7)),
     *at("engines.fake", "FakeEngine.close"),
-    *at("report", "build write"),
-    *at("stats", "Telemetry.event", (1, 2, 9)),
-    *at("stats", "Telemetry.close"),
+    *at("reporting.report", "build write"),
+    *at("reporting.stats", "Telemetry.event", (1, 2, 9)),
+    *at("reporting.stats", "Telemetry.close"),
 ]
 # Between a part and its footer.
 FOOTER = [(f"batchgen.fsio:Path.replace@{when}=.footer.json", nth) for when in ("before", "after") for nth in (1, 3)]
@@ -87,7 +87,7 @@ AGAIN = {
         *at("fsio", "remove", (1, 2)),
     ],
 }
-BOTH = at("checkpoint", "_read_parts superseded settle _take_out")
+BOTH = at("storage.checkpoint", "_read_parts superseded settle _take_out")
 
 
 def some(cases, *, every=3):
@@ -129,10 +129,10 @@ def on_signal(number: int, *, nth: int = 3) -> Cue:
 
 
 DRAIN = [
-    *at("feed", "Feed.drain Feed.close"),
-    *at("feed", "Feed.collect", (3, 4), when=("after",)),
-    *at("feed", "Feed.commit", (3,)),
-    *at("report", "write"),
+    *at("feeding.feed", "Feed.drain Feed.close"),
+    *at("feeding.feed", "Feed.collect", (3, 4), when=("after",)),
+    *at("feeding.feed", "Feed.commit", (3,)),
+    *at("reporting.report", "write"),
 ]
 
 
@@ -147,9 +147,9 @@ def test_killed_while_it_drains(folder, form, point, nth):
 @pytest.mark.parametrize(
     ("point", "nth"),
     [
-        *at("strikes", "Strikes.add Strikes.forget"),
+        *at("storage.strikes", "Strikes.add Strikes.forget"),
         *((f"batchgen.fsio:Path.replace@{when}=strikes-00000.json", 1) for when in ("before", "after")),
-        *at("feed", "Feed.recover Feed._free", (1, 2)),
+        *at("feeding.feed", "Feed.recover Feed._free", (1, 2)),
     ],
 )
 def test_killed_around_the_death_of_an_engine(folder, point, nth):

@@ -658,7 +658,7 @@ def test_the_boundary_may_stand_in_conditions(tmp_path):
 
 def test_a_document_cannot_take_the_place_of_the_stand_in():
     """Its name is another one in each process: a document that knows this source knows nothing."""
-    code = "from batchgen import turns; print(turns.STAND_IN, turns.EDGE)"
+    code = "from batchgen.prompting import turns; print(turns.STAND_IN, turns.EDGE)"
     told = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
     assert len(told) == 2
 

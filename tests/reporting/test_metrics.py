@@ -10,6 +10,7 @@ import pytest
 from helpers_run import command, record, rows, start, write_job, write_jsonl
 from prometheus_client.parser import text_string_to_metric_families
 
+from batchgen.data import Completion
 from batchgen.engines import exposition
 from batchgen.engines.base import EngineMetrics
 from batchgen.errors import ConfigError, LockedError
@@ -47,6 +48,8 @@ def everything() -> RunMetrics:
     stats.reasons["failed: bad_json"] = 1
     stats.committed(3)
     stats.engine(EngineMetrics(running=1, waiting=2, kv_cache_usage=0.5, rss_bytes=9))
+    stats.completed(Completion("1", queue_s=1, ttft_s=1.5, tpot_s=0.02))
+    stats.gpus = [{"gpu": "0", "utilization": 0.9, "memory_used_bytes": 8, "power_w": 400.0}]
     return RunMetrics(stats, "r", 0, attempt=1, expected=9, ended=0)
 
 
@@ -64,7 +67,8 @@ def test_names_types_and_labels_are_those_of_the_page():
     for family in everything().own():
         for one in family.samples:
             assert {"run", "shard"} <= set(one.labels)
-            found[one.name] = (family.type, set(one.labels) - {"run", "shard"})
+            name = family.name if family.type == "histogram" else one.name
+            found[name] = (family.type, set(one.labels) - {"run", "shard", "le"})
     assert found == told()
 
 
@@ -118,6 +122,19 @@ def test_numbers_are_those_of_the_report(job, out, tmp_path):
     assert found[("batchgen_running",)] == 0
     assert found[("batchgen_start_time_seconds",)] <= found[("batchgen_last_commit_time_seconds",)]
     assert found[("batchgen_last_commit_time_seconds",)] <= found[("batchgen_end_time_seconds",)]
+
+
+def test_times_of_requests_are_those_of_the_report(job, tmp_path):
+    path = tmp_path / "it.prom"
+    tells = "engine.fake.tells={running: 4, waiting: 3, kv_cache_usage: 0.75, queue_s: 1, ttft_s: 1.5, tpot_s: 0.02}"
+    report = start(job, f"metrics.textfile={path}", tells, "engine.fake.docs_per_s=60").report
+    found = values(path.read_text())
+    assert found[("batchgen_time_to_first_token_seconds_count",)] == report["attempt"]["latency"]["ttft"]["count"] == 20
+    assert found[("batchgen_time_to_first_token_seconds_sum",)] == pytest.approx(20 * 1.5, rel=0.0222)
+    for edge, count in (("1.0", 0), ("2.0", 20), ("+Inf", 20)):
+        assert found["batchgen_time_to_first_token_seconds_bucket", ("le", edge)] == count
+    assert found["batchgen_time_per_output_token_seconds_bucket", ("le", "0.03125")] == 20
+    assert found["batchgen_time_per_output_token_seconds_bucket", ("le", "0.015625")] == 0
 
 
 def test_counters_begin_anew_and_what_was_done_is_told_apart(job, tmp_path):

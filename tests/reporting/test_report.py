@@ -23,6 +23,7 @@ COUNTS = Counts(
     completion_tokens=170, generated_tokens=200, kept_tokens=140, reasoning_tokens=55, prefix_cache_queries=900,
     prefix_cache_hits=300, preemptions=4,
     total_s=100.0, engine_start_s=12.5, steady_s=60.0, drain_s=20.0, commit_s=1.25, starved_s=3.0,
+    encode_s=4.5, loop_cpu_s=7.5,
     peak_rss_bytes=300 << 20, engine_peak_rss_bytes=5 << 30,
 )  # fmt: skip
 
@@ -119,6 +120,7 @@ def test_a_worked_example(run):
     assert attempt["tokens"] == {"prompt": 900, "cached": 288, "output": 200, "reasoning": 55, "wasted": 60}
     assert attempt["seconds"] == {
         "total": 100.0, "engine_start": 12.5, "steady": 60.0, "drain": 20.0, "commit": 1.25, "starved": 3.0,
+        "encode": 4.5, "loop_cpu": 7.5,
     }  # fmt: skip
     # Over the 80 seconds in which the engine worked.
     assert attempt["rates"] == {"docs_per_s": 0.087, "prompt_tokens_per_s": 11.25, "output_tokens_per_s": 2.5}
@@ -130,6 +132,7 @@ def test_a_worked_example(run):
     assert "| share of steady and drain time | 3.8% | 3.8% |\n" in text
     assert "| batchgen's own process | 300 | 300 |\n| the engine's processes | 5,120 | 5,120 |\n" in text
     assert built["lengths"] == {
+        "document_chars": {"p10": 1, "p50": 1, "p90": 1, "max": 1},  # of nine: one has no text
         "prompt_tokens": {"p10": 100, "p50": 103, "p90": 106, "max": 106},
         "completion_tokens": {"p10": 20, "p50": 20, "p90": 20, "max": 20},
     }

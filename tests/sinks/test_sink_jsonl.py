@@ -49,7 +49,13 @@ def lines(path):
 def test_a_line_has_every_column_in_order_with_values_of_json(part):
     full = Record(
         document(
-            7, id="7", id_type="int", source="data/ä.jsonl", place="byte 70", keep={"title": "T", "more": [1, {}]}
+            7,
+            id="7",
+            id_type="int",
+            source="data/ä.jsonl",
+            place="byte 70",
+            keep={"title": "T", "more": [1, {}]},
+            whole_chars=321,
         ),
         "ok",
         summary="A summary,\nof two lines: 𝄞 \u2028",
@@ -73,7 +79,8 @@ def test_a_line_has_every_column_in_order_with_values_of_json(part):
     assert row == {
         "id": 7, "id_type": "int", "title": "T", "more": [1, {}], "summary": "A summary,\nof two lines: 𝄞 \u2028",
         "status": "ok", "error_type": None, "error": None, "finish_reason": "length",
-        "flags": ["summary_cut", "copied"], "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3,
+        "flags": ["summary_cut", "copied"], "document_chars": 321,
+        "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3,
         "reasoning_tokens": 6, "dropped_tokens": 7, "pack_size": 8, "pack_fallback": "missing",
         "requests": 4, "pieces": 9, "depth": 10, "attempts": 5,
         "source": "data/ä.jsonl", "place": "byte 70", "doc_key": full.document.key.hex(),

@@ -37,7 +37,7 @@ def rows(path):
 def test_every_column_holds_what_the_record_tells(part):
     at = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
     full = Record(
-        document(7, source="data/ä.jsonl", place="byte 70", keep={"title": "T", "year": 1999}),
+        document(7, source="data/ä.jsonl", place="byte 70", keep={"title": "T", "year": 1999}, whole_chars=321),
         "ok",
         summary="A summary,\nof two lines: 𝄞 \u2028",
         error_type="a type",
@@ -62,7 +62,8 @@ def test_every_column_holds_what_the_record_tells(part):
         {
             "id": "d7", "id_type": "str", "title": "T", "year": 1999, "summary": "A summary,\nof two lines: 𝄞 \u2028",
             "status": "ok", "error_type": "a type", "error": "a sentence", "finish_reason": "length",
-            "flags": ["summary_cut", "copied"], "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3,
+            "flags": ["summary_cut", "copied"], "document_chars": 321,
+            "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3,
             "reasoning_tokens": 6, "dropped_tokens": 7, "pack_size": 8, "pack_fallback": "missing",
             "requests": 4, "pieces": 9, "depth": 10, "attempts": 5,
             "source": "data/ä.jsonl", "place": "byte 70", "doc_key": full.document.key.hex(),

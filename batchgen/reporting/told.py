@@ -1,0 +1,96 @@
+"""What telemetry tells of attempts beyond their counts: times of requests, and what the GPUs did."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from batchgen.reporting.buckets import Buckets
+from batchgen.reporting.stats import TIMES, Counts, counts_from, read_telemetry
+
+
+@dataclass(slots=True)
+class Told:
+    """Sums over samples of one attempt, or of several.
+
+    gpus: GPUs of the attempt's engines. gpu_s: the attempt's seconds times its GPUs. busy_s, watched_s, joules: seconds
+    in which GPUs computed, for which NVML told that, and what they took; summed over GPUs. powered_s: as watched_s, of
+    joules.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    end: Mapping[str, Any] | None = None
+    times: dict[str, Buckets] = field(default_factory=lambda: {name: Buckets() for name in TIMES})
+    gpus: int = 0
+    gpu_s: float = 0.0
+    busy_s: float = 0.0
+    watched_s: float = 0.0
+    joules: float = 0.0
+    powered_s: float = 0.0
+    memory_bytes: int = 0  # the most that one GPU had in use
+
+    def add(self, other: "Told") -> None:
+        """Take in another attempt; of `gpus` and `memory_bytes` the highest, and no end."""
+        self.counts += other.counts
+        for name, buckets in self.times.items():
+            buckets += other.times[name]  # noqa: PLW2901  it is the same object
+        self.gpus = max(self.gpus, other.gpus)
+        self.memory_bytes = max(self.memory_bytes, other.memory_bytes)
+        for name in ("gpu_s", "busy_s", "watched_s", "joules", "powered_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def latency(self) -> dict[str, dict[str, Any]]:
+        return {name.removesuffix("_s"): buckets.told() for name, buckets in self.times.items()}
+
+    def gpu(self) -> dict[str, Any]:
+        return {
+            "gpus": self.gpus,
+            "gpu_seconds": round(self.gpu_s, 3),
+            "utilization": round(self.busy_s / self.watched_s, 4) if self.watched_s else None,
+            "memory_peak_bytes": self.memory_bytes or None,
+            "power_w": round(self.joules / self.powered_s, 1) if self.powered_s else None,
+            "energy_wh": round(self.joules / 3600, 3) if self.powered_s else None,
+        }
+
+
+def told(path: Path, counts: Counts | None = None) -> Told:
+    """What an attempt told. counts: those that hold where the attempt goes on; else the last it told."""
+    found = Told()
+    last: Mapping[str, Any] = {}
+    before: datetime | None = None  # the sample before, or the engine's start
+    for event in read_telemetry(path) if path.exists() else ():
+        last = event.get("counts", last)
+        found.end = event if event.get("event") == "end" else None
+        if event.get("event") == "engine":
+            found.gpus = max(found.gpus, len(event.get("gpus") or ()))
+            before = _at(event)
+        elif event.get("event") == "sample":
+            for name, buckets in found.times.items():
+                told_of = (event.get("times") or {}).get(name) or {}
+                buckets += Buckets.from_json(told_of.get("buckets") or {})  # noqa: PLW2901  it is the same object
+            at = _at(event)
+            seconds = (at - before).total_seconds() if at and before else 0.0
+            before = at
+            for gpu in event.get("gpus") or ():
+                _add_gpu(found, gpu, max(0.0, seconds))
+    found.counts = counts_from(last) if counts is None else counts
+    found.gpu_s = found.gpus * found.counts.total_s
+    return found
+
+
+def _add_gpu(found: Told, gpu: Mapping[str, Any], seconds: float) -> None:
+    if (busy := gpu.get("utilization")) is not None:
+        found.busy_s += busy * seconds
+        found.watched_s += seconds
+    if (watts := gpu.get("power_w")) is not None:
+        found.joules += watts * seconds
+        found.powered_s += seconds
+    found.memory_bytes = max(found.memory_bytes, gpu.get("memory_used_bytes") or 0)
+
+
+def _at(event: Mapping[str, Any]) -> datetime | None:
+    try:
+        return datetime.fromisoformat(event["at"])
+    except (KeyError, TypeError, ValueError):
+        return None
