@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 TEXTFILE_S = 15.0
 _DOUBLINGS = range(-10, 13)  # 1 ms to more than an hour
-_TIMES = {
-    "queue_s": ("queue_time", "How long requests waited inside of the engine."),
-    "ttft_s": ("time_to_first_token", "From entering the engine to the first token, waiting included."),
-    "tpot_s": ("time_per_output_token", "Time for each token after the first, one value a request."),
-}
+_TIMES = (
+    ("queue_s", "queue_time", "How long requests waited inside of the engine."),
+    ("ttft_s", "time_to_first_token", "From entering the engine to the first token, waiting included."),
+    ("tpot_s", "time_per_output_token", "Time for each token after the first, one value a request."),
+)
 log = logging.getLogger("batchgen")
 
 
@@ -124,10 +124,10 @@ class RunMetrics:
     def _times(self) -> "Iterator[Metric]":
         from prometheus_client.core import HistogramMetricFamily
 
-        for name, buckets in self.stats.all_times().items():
-            if len(buckets):
-                family = HistogramMetricFamily(f"batchgen_{_TIMES[name][0]}_seconds", _TIMES[name][1],
-                                               labels=("run", "shard"))  # fmt: skip
+        times = self.stats.all_times()
+        for key, name, words in _TIMES:
+            if buckets := times[key]:
+                family = HistogramMetricFamily(f"batchgen_{name}_seconds", words, labels=("run", "shard"))
                 family.add_metric((self.run, str(self.shard)), _doublings(buckets), buckets.about())
                 yield family
 
