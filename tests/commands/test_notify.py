@@ -90,6 +90,7 @@ def test_a_bug_is_told_after_its_traceback(call, monkeypatch, caplog):
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.long
 def test_a_reader_of_stdout_that_has_gone_is_told(job, tmp_path):
     words = ["run", str(job), "--json", "--notify-command", TELL + str(tmp_path / "note")]
     child = subprocess.Popen(

@@ -95,6 +95,7 @@ def test_the_crontab_line_works_in_a_bare_environment_from_any_folder(site):
     assert sorted(path.name for path in Path("/").iterdir()) == before
 
 
+@pytest.mark.long
 def test_a_bare_environment_is_enough_without_a_home_too(site):
     words = ["env", "-i", sys.executable, "-m", "batchgen", "run", "jobs/summarize.yaml"]
     done = subprocess.run(
