@@ -621,7 +621,7 @@ def _(bench):
 def _(bench):
     path = bench.folder / "it.prom"
     assert bench.run(f"metrics.textfile={path}").error is None
-    assert 'batchgen_documents_total{run="test",shard="0",status="ok"} 6.0' in path.read_text()
+    assert 'batchgen_documents_total{run="test",shard="00000",status="ok"} 6.0' in path.read_text()
 
 
 @effect("output.format")

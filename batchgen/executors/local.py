@@ -75,7 +75,7 @@ def run(
         )
     with RunDirectory(checked.job.output.path) as directory:
         attempt = _Attempt(checked, options, stop, directory, engine)
-        metrics = RunMetrics(attempt.stats, checked.job.name, SHARD)
+        metrics = RunMetrics(attempt.stats, checked.job.name, directory.owner)
         # Inside of the lock: a start that meets a run which goes is told so, not that its port is in use.
         with exposing(metrics, options.metrics, checked.job.metrics.path):
             outcome = attempt.run(metrics)

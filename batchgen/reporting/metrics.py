@@ -39,12 +39,13 @@ log = logging.getLogger("batchgen")
 class RunMetrics:
     """What is told of one start; a collector of prometheus-client. Any thread may ask it.
 
-    expected: documents the start is about, None where nobody knows. ended: the exit status, None before the end.
+    run: the job's name. shard: as names of the run's files have it. expected: documents the start is about, None where
+    nobody knows. ended: the exit status, None before the end.
     """
 
     stats: Stats
     run: str
-    shard: int
+    shard: str
     attempt: int | None = None
     expected: int | None = None
     ended: int | None = None
@@ -128,7 +129,7 @@ class RunMetrics:
         for key, name, words in _TIMES:
             if buckets := times[key]:
                 family = HistogramMetricFamily(f"batchgen_{name}_seconds", words, labels=("run", "shard"))
-                family.add_metric((self.run, str(self.shard)), _doublings(buckets), buckets.about())
+                family.add_metric((self.run, self.shard), _doublings(buckets), buckets.about())
                 yield family
 
     def _gpus(self) -> "Iterator[Metric]":
@@ -183,7 +184,7 @@ class RunMetrics:
     def _filled(self, family: Any, values: Any) -> "Metric":
         """values: a number, or numbers by the values of the labels besides `run` and `shard`."""
         for labels, value in values.items() if isinstance(values, Mapping) else [((), values)]:
-            family.add_metric((self.run, str(self.shard), *labels), value)
+            family.add_metric((self.run, self.shard, *labels), value)
         filled: Metric = family
         return filled
 
@@ -207,7 +208,7 @@ def exposing(metrics: RunMetrics, ports: Ports | None, textfile: Path | None) ->
     """Serve them, and write them now and then and at the end. Raises ConfigError where that cannot be."""
     with contextlib.ExitStack() as stack:
         if textfile is not None:
-            stack.enter_context(_writing(textfile, metrics))
+            stack.enter_context(_writing(own_file(textfile, metrics.shard), metrics))
         if ports is not None:
             stack.enter_context(serving(ports, metrics))
         try:
@@ -215,6 +216,11 @@ def exposing(metrics: RunMetrics, ports: Ports | None, textfile: Path | None) ->
         except BaseException as e:
             metrics.ended = e.exit_status if isinstance(e, BatchgenError) else BUG
             raise
+
+
+def own_file(textfile: Path, shard: str) -> Path:
+    """Where a shard writes: shards of a run may share a folder, and each would replace what the others tell."""
+    return textfile if "of" not in shard else textfile.with_stem(f"{textfile.stem}-{shard}")
 
 
 @contextlib.contextmanager

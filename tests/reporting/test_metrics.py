@@ -50,7 +50,7 @@ def everything() -> RunMetrics:
     stats.engine(EngineMetrics(running=1, waiting=2, kv_cache_usage=0.5, rss_bytes=9))
     stats.completed(Completion("1", queue_s=1, ttft_s=1.5, tpot_s=0.02))
     stats.gpus = [{"gpu": "0", "utilization": 0.9, "memory_used_bytes": 8, "power_w": 400.0}]
-    return RunMetrics(stats, "r", 0, attempt=1, expected=9, ended=0)
+    return RunMetrics(stats, "r", "00000", attempt=1, expected=9, ended=0)
 
 
 # The page.
@@ -316,6 +316,11 @@ def test_the_end_of_a_run_that_fails_is_told(job, tmp_path):
     with pytest.raises(Exception, match=r"a\.jsonl"):
         start(job, f"metrics.textfile={path}")
     assert values(path.read_text())[("batchgen_exit_status",)] == 65
+
+
+@pytest.mark.parametrize(("shard", "name"), [("00000", "a.b.prom"), ("00002of00004", "a.b-00002of00004.prom")])
+def test_each_shard_has_a_file_of_its_own(shard, name):
+    assert metrics_module.own_file(Path("x/a.b.prom"), shard) == Path("x") / name
 
 
 def test_a_held_run_keeps_its_file(job, out, tmp_path):
