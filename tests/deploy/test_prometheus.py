@@ -110,6 +110,13 @@ def queries() -> list[str]:
     return found
 
 
+def test_promtool_takes_the_configuration_of_the_page(tmp_path):
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "prometheus.yml").write_text(text)
+    shutil.copy(DEPLOY / "alerts.yml", tmp_path)
+    assert "1 rule files found" in promtool("check", "config", tmp_path / "prometheus.yml")
+
+
 def test_promtool_takes_the_queries_of_the_dashboard(tmp_path):
     rules = [{"record": f"panel:{n}", "expr": expr} for n, expr in enumerate(queries())]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
