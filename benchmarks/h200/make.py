@@ -55,7 +55,7 @@ def varied(rng: random.Random, n: int) -> str:
 
 
 def widened(tokenizer: dict) -> dict:
-    """With a word for each id of the shape: what a model without weights writes is mostly beyond the small tokenizer."""
+    """With a word for each id of the shape: most that a model without weights writes is beyond the small tokenizer."""
     words = tokenizer["model"]["vocab"]
     size = json.loads((HERE / "config.json").read_text())["vocab_size"]
     words.update({f"Ġw{n}": n for n in range(max(words.values()) + 1, size)})
