@@ -21,8 +21,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parents[2] / "batchgen") + os.sep
+# Also what a run imports late: pyarrow brings in pandas, where it is installed, with the first value it takes.
 _PRELOAD = ("killed_child", "batchgen.__main__", "batchgen.cli", "batchgen.executors.local", "batchgen.engines.fake",
-            "pyarrow.parquet", "pytest")  # fmt: skip
+            "pandas", "pyarrow.dataset", "pyarrow.pandas_compat", "pyarrow.parquet", "pytest")  # fmt: skip
 
 
 def signalled(number: int) -> None:
