@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -228,6 +229,7 @@ def test_a_signal_ends_a_peer_and_its_children(job_with_model, tmp_path, peer):
         try:
             while not (pids.exists() and pids.read_text().endswith(" ")):
                 assert child.poll() is None
+                time.sleep(0.05)
             child.terminate()
             child.communicate(timeout=30)
         finally:
