@@ -29,7 +29,7 @@ test: lint $(MODEL)/config.json ## lint and every test but the long ones
 
 test-all: lint $(MODEL)/config.json ## lint and every test, the long ones too
 	@echo "test-all: every test, this takes long"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 1800
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 1800 --hypothesis-profile all
 
 N ?= 200
 SEED := $(or $(SEED),$(shell date +%s))
