@@ -111,6 +111,7 @@ def usr1(run):
     os.killpg(run.child.pid, signal.SIGUSR1)
 
 
+@pytest.mark.xdist_group("engine")  # the largest group: it begins first, and no two engines share the cores
 def test_a_run_comes_to_its_end_through_kill_signal_and_the_death_of_its_engine(job, out):
     """The short form of the long tests below, one start after the other."""
     with running(job, out) as run:
