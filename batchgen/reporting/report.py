@@ -7,6 +7,7 @@ divide by the engine's steady and drain time of the same scope and are null wher
 """
 
 import contextlib
+import functools
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from batchgen import __version__, fsio, plan
 from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
@@ -355,6 +356,11 @@ def write(run: RunDirectory, report: Mapping[str, Any]) -> None:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
+    return harmless(_template().render(report))
+
+
+@functools.cache
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("batchgen.reporting"),
         undefined=StrictUndefined,
@@ -370,4 +376,4 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{value['p50_ms']:,.4g} / {value['p95_ms']:,.4g}" if value["count"] else "–"
     )
     environment.filters["share"] = lambda value: "–" if value is None else f"{value:.1%}"
-    return harmless(environment.get_template("report.md").render(report))
+    return environment.get_template("report.md")
