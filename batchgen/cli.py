@@ -8,8 +8,7 @@ import click
 
 from batchgen import __version__
 from batchgen.commands import looking, trying, working
-from batchgen.commands.telling import reader_has_gone
-from batchgen.errors import BUG, BatchgenError
+from batchgen.commands.telling import tell_error
 from batchgen.text import harmless
 
 if TYPE_CHECKING:
@@ -69,12 +68,6 @@ def main(stop: "Stop | None" = None) -> None:
         sys.exit(2)
     except click.exceptions.Abort:
         sys.exit(75)
-    except BatchgenError as e:
-        logging.getLogger("batchgen").error("%s", e)  # noqa: TRY400  a user's error has no traceback
-        sys.exit(e.exit_status)
-    except BrokenPipeError:
-        sys.exit(reader_has_gone())
-    except Exception:
-        logging.getLogger("batchgen").exception("this is a bug in batchgen; please report it with these lines")
-        sys.exit(BUG)
+    except Exception as e:  # noqa: BLE001  each has its exit status
+        sys.exit(tell_error(e))
     sys.exit(status if isinstance(status, int) else 0)

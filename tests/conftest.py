@@ -3,10 +3,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("contract", "kill", "real"))]
 
+# Made-up values: `make test-all` tries more of them. A shared machine can stall any example: the time limit of the test
+# itself is enough.
+settings.register_profile("short", deadline=None, max_examples=40)
+settings.register_profile("all", deadline=None, max_examples=300)
+settings.load_profile("short")
 MODEL = HERE.parent / "models" / "smollm2-135m-instruct"
 
 

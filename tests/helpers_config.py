@@ -94,6 +94,8 @@ failures:
   strikes: 4
 lifecycle:
   grace_s: 5.5
+metrics:
+  textfile: metrics/demo.prom
 output:
   dir: out
   format: jsonl

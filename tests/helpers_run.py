@@ -2,10 +2,9 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import helpers_forked
 import psutil
 import pyarrow.dataset as ds
 import yaml
@@ -20,6 +19,8 @@ from batchgen.lifecycle import Stop
 from batchgen.storage.checkpoint import Committer
 
 SENTENCE = "The harbour board met on day {n} and agreed to repair {n} metres of quay wall before the winter."
+
+command = helpers_forked.command
 
 
 def record(n, **more):
@@ -81,13 +82,6 @@ def stop_after_a_part(patch) -> Stop:
 
     patch.setattr(Committer, "commit", committed)
     return stop
-
-
-def command(*args, env=None) -> subprocess.CompletedProcess:
-    """The real command line, as a user calls it."""
-    return subprocess.run(
-        [sys.executable, "-m", "batchgen", *map(str, args)], capture_output=True, text=True, timeout=100, env=env
-    )
 
 
 def rows(folder: Path) -> list[dict]:

@@ -1,5 +1,6 @@
 """The real command line: help, exit statuses, and who gets what: results on stdout, the talk on stderr."""
 
+import functools
 import json
 import os
 import statistics
@@ -8,6 +9,7 @@ import sys
 import time
 
 import click
+import helpers_forked
 import pytest
 from helpers_config import FULL, line_of
 
@@ -44,6 +46,13 @@ def folder(tmp_path):
 
 @pytest.fixture
 def batchgen(folder):
+    return functools.partial(helpers_forked.command, cwd=folder, env=ENVIRONMENT)
+
+
+@pytest.fixture
+def whole(folder):
+    """The same from the first step of Python's to the last."""
+
     def call(*words):
         return subprocess.run(
             [sys.executable, "-m", "batchgen", *words], capture_output=True, text=True, timeout=60, check=False,
@@ -84,9 +93,9 @@ def test_every_command_and_every_option_has_a_help_text(words):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "batchgen")
-def test_help_goes_to_stdout(batchgen, words):
+def test_help_goes_to_stdout(whole, words):
     for flag in ("--help", "-h"):
-        done = batchgen(*words, flag)
+        done = whole(*words, flag)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"Usage: python -m batchgen {' '.join(words)}".rstrip())
         for parameter in COMMANDS[words].params:
@@ -95,17 +104,17 @@ def test_help_goes_to_stdout(batchgen, words):
         assert all(name in done.stdout for name in cli.commands)
 
 
-def test_help_comes_at_once(batchgen):
+def test_help_comes_at_once(whole):
     seconds = []
     for _ in range(3):
         begin = time.perf_counter()
-        assert batchgen("--help").returncode == 0
+        assert whole("--help").returncode == 0
         seconds.append(time.perf_counter() - begin)
     assert statistics.median(seconds) < 0.5
 
 
-def test_the_version_is_that_of_the_package(batchgen):
-    done = batchgen("--version")
+def test_the_version_is_that_of_the_package(whole):
+    done = whole("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"batchgen, version {__version__}\n", "")
 
 
@@ -284,16 +293,16 @@ def test_a_retry_that_gets_a_signal_stops_and_goes_on(batchgen, folder):
     assert report["documents"]["ok"] == 5
 
 
-def test_without_json_a_run_says_nothing_on_stdout_and_the_others_their_lines(batchgen):
-    done = batchgen("run", "job.yaml")
+def test_without_json_a_run_says_nothing_on_stdout_and_the_others_their_lines(whole):
+    done = whole("run", "job.yaml")
     assert (done.returncode, done.stdout) == (0, "")
     assert "\r" not in done.stderr
     assert len(done.stderr.splitlines()) <= 4
     assert "finished: 5 documents: 5 ok, 0 failed, 0 skipped" in done.stderr.splitlines()[-1]
-    done = batchgen("validate", "job.yaml")
+    done = whole("validate", "job.yaml")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("job.yaml: valid\n  files    1 with 5 rows\n    docs.jsonl  5 rows  ")
-    done = batchgen("status", "out")
+    done = whole("status", "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert "5 documents: 5 ok, 0 failed, 0 skipped, 0 pending" in done.stdout
 

@@ -617,6 +617,13 @@ def _(bench):
     assert [bench.run(fails, f"failures.max={n}").exit_status for n in (0, 1, 2)] == [3, 3, 0]
 
 
+@effect("metrics.textfile")
+def _(bench):
+    path = bench.folder / "it.prom"
+    assert bench.run(f"metrics.textfile={path}").error is None
+    assert 'batchgen_documents_total{run="test",shard="00000",status="ok"} 6.0' in path.read_text()
+
+
 @effect("output.format")
 def _(bench):
     plain, found = bench.run(), bench.run("output.format=jsonl")

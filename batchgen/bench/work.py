@@ -15,7 +15,7 @@ from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.executors.checking import Checked, check, tokenizer_of
 from batchgen.feeding.reader import batched
-from batchgen.job.config import Failures, Input, Job, Output, Packing, Sampling
+from batchgen.job.config import Failures, Input, Job, Metrics, Output, Packing, Sampling
 from batchgen.job.jobfile import JobFile
 from batchgen.models.tokenizer import Tokenizer
 from batchgen.prompting.prompts import PromptBuilder
@@ -48,9 +48,10 @@ class Work:
         return sum(map(mark, self.prompts)) & _WORD
 
     def into(self, folder: Path) -> JobFile:
-        """The job with a run directory of its own."""
+        """The job with a run directory of its own, that tells no monitoring of itself."""
         output = Output(dir=str(folder), format=self.job.output.format)
-        return dataclasses.replace(self.file, job=self.file.job.model_copy(update={"output": output}))
+        update = {"output": output, "metrics": Metrics()}
+        return dataclasses.replace(self.file, job=self.file.job.model_copy(update=update))
 
 
 def mark(prompt_ids: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from batchgen.lifecycle import Stop
+    from batchgen.reporting.serving import Ports
     from batchgen.shards import Shard
 
 JOB = click.argument("job", metavar="JOB.yaml", type=click.Path(path_type=Path, dir_okay=False, exists=True))
@@ -59,7 +60,38 @@ SHARD = click.option(
     default="0/1",
     help="Do share K of N, from 0 to N-1, while other processes do the others.",
 )
+
+
+class PortsType(click.ParamType["Ports"]):
+    """A port, or several, with or without an address."""
+
+    name = "[ADDRESS:]PORT[-PORT]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "Ports":
+        from batchgen.reporting.serving import Ports
+
+        if isinstance(value, Ports):
+            return value
+        try:
+            return Ports.read(value)
+        except ValueError as e:
+            self.fail(f"{value!r} is no port; {e}", param, ctx)
+
+
 DEADLINE = click.option("--deadline", type=Duration(), help="Stop after this time, like at a signal: 3h50m, 90s, 2d.")
+
+NOTIFY = click.option(
+    "--notify-command", metavar="COMMAND", help="Run this by the shell at the end, whatever the end is; "
+    "$BATCHGEN_REPORT and $BATCHGEN_EXIT_STATUS tell it how.",
+)  # fmt: skip
+METRICS = click.option(
+    "--metrics-port",
+    "metrics",
+    type=PortsType(),
+    metavar="[ADDRESS:]PORT[-PORT]",
+    help="Serve Prometheus metrics while the run goes, at 127.0.0.1 unless an address stands before the port; of a "
+    "range such as 9400-9415 at the first port that is free.",
+)
 
 
 def the_stop() -> "Stop":

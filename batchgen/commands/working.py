@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchgen.commands.options import DEADLINE, JOB, JSON, SET, SHARD, the_stop
+from batchgen.commands.notify import notifying
+from batchgen.commands.options import DEADLINE, JOB, JSON, METRICS, NOTIFY, SET, SHARD, the_stop
 from batchgen.commands.telling import say, show_json
 
 if TYPE_CHECKING:
     from batchgen.executors.ending import Outcome
     from batchgen.executors.identity import OnChange
+    from batchgen.reporting.serving import Ports
     from batchgen.shards import Shard
 
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 )
 @SHARD
 @DEADLINE
+@NOTIFY
+@METRICS
 @JSON
 def run(
     *,
@@ -40,6 +44,8 @@ def run(
     on_change: "OnChange",
     shard: "Shard",
     deadline: float | None,
+    notify_command: str | None,
+    metrics: "Ports | None",
     as_json: bool,
 ) -> int:
     """Summarize what is not summarized yet."""
@@ -54,8 +60,14 @@ def run(
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(limit=limit, fresh=fresh, on_change=on_change, shard=shard)
-    return _told(local.run(jobfile.load(job, sets), options, stop), shard, as_json=as_json)
+    options = local.Options(limit=limit, fresh=fresh, on_change=on_change, metrics=metrics, shard=shard)
+    return notifying(
+        notify_command,
+        job=job,
+        stop=stop,
+        start=lambda: local.run(jobfile.load(job, sets), options, stop),
+        tell=lambda outcome: _told(outcome, shard, as_json=as_json),
+    )
 
 
 @click.command(name="retry-failed")
@@ -78,6 +90,8 @@ def run(
 )
 @SHARD
 @DEADLINE
+@NOTIFY
+@METRICS
 @JSON
 def retry_failed(
     *,
@@ -87,6 +101,8 @@ def retry_failed(
     on_change: "OnChange",
     shard: "Shard",
     deadline: float | None,
+    notify_command: str | None,
+    metrics: "Ports | None",
     as_json: bool,
 ) -> int:
     """Try the failed documents of a run again, and replace their rows.
@@ -99,8 +115,14 @@ def retry_failed(
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(on_change=on_change, retry=frozenset(types), shard=shard)
-    return _told(local.run(jobfile.load(job, sets), options, stop), shard, as_json=as_json)
+    options = local.Options(on_change=on_change, retry=frozenset(types), metrics=metrics, shard=shard)
+    return notifying(
+        notify_command,
+        job=job,
+        stop=stop,
+        start=lambda: local.run(jobfile.load(job, sets), options, stop),
+        tell=lambda outcome: _told(outcome, shard, as_json=as_json),
+    )
 
 
 def _told(outcome: "Outcome", shard: "Shard", *, as_json: bool) -> int:
@@ -108,11 +130,11 @@ def _told(outcome: "Outcome", shard: "Shard", *, as_json: bool) -> int:
     assert outcome.report is not None
     if as_json:
         show_json(outcome.report)
-    say(_last_words(outcome.report, shard))
+    say(_last_words(outcome.report, shard, outcome.report_md))
     return outcome.exit_status
 
 
-def _last_words(report: Mapping[str, Any], shard: "Shard") -> str:
+def _last_words(report: Mapping[str, Any], shard: "Shard", file: Path | None) -> str:
     documents = report["documents"]
     pending = f", {documents['pending']:,} pending" if documents["pending"] else ""
     about = "" if documents["total_is_exact"] else "about "
@@ -130,5 +152,4 @@ def _last_words(report: Mapping[str, Any], shard: "Shard") -> str:
         text += "; the same command goes on"
     if documents["failed"]:
         text += f"; failed documents: {report['notes']['failed documents'] or report['run_dir'] + '/summaries'}"
-    name = "report.md" if shard.is_whole else f"report-{shard.label}.md"
-    return f"{'' if shard.is_whole else f'{shard}: '}{text}; report: {report['run_dir']}/{name}"
+    return f"{'' if shard.is_whole else f'{shard}: '}{text}; report: {file}"

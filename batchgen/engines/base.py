@@ -1,6 +1,6 @@
 """The seam to an engine: what it takes, what it gives back, and what it promises."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ class Limits:
 class EngineMetrics:
     """Counters since this engine started, in tokens and requests; None where the engine does not tell.
 
-    rss_bytes: memory that its processes have now, besides this one.
+    rss_bytes: memory that its processes have now, besides this one. exposition: of several engines, by replica, vLLM's
+    own metrics in Prometheus' text format, where they are wanted.
     """
 
     prompt_tokens: int | None = None
@@ -35,6 +36,7 @@ class EngineMetrics:
     waiting: int | None = None
     kv_cache_usage: float | None = None
     rss_bytes: int | None = None
+    exposition: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

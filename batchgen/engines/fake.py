@@ -150,11 +150,12 @@ class FakeEngine:
     def metrics(self) -> EngineMetrics:
         tells = self._settings.tells
         names = ("running", "waiting", "preemptions", "prefix_cache_queries", "prefix_cache_hits")
+        told: dict[str, Any] = {name: int(tells[name]) for name in names if name in tells}
         return EngineMetrics(
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             kv_cache_usage=tells.get("kv_cache_usage"),
-            **{name: int(tells[name]) for name in names if name in tells},
+            **told,
         )
 
     def pulse(self) -> float | None:

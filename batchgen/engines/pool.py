@@ -50,6 +50,7 @@ class _Worker:
     info: EngineInfo | None = None
     in_flight: set[str] = field(default_factory=set)
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
+    exposition: str | None = None
     beat: float = field(default_factory=time.monotonic)
     deaths: int = 0
 
@@ -57,13 +58,15 @@ class _Worker:
 class EnginePool:
     """An engine made of several. A death of one raises ReplicaDiedError with what it had; that one starts again.
 
-    Where none is left, or all were killed, EngineError is raised as by any engine. stall_s, logs: see worker.Settings.
+    Where none is left, or all were killed, EngineError is raised as by any engine. stall_s, logs, exposes: see
+    worker.Settings.
     """
 
-    def __init__(self, places: Sequence[Place], *, stall_s: float, logs: Path) -> None:
+    def __init__(self, places: Sequence[Place], *, stall_s: float, logs: Path, exposes: bool = False) -> None:
         """Start all of them at once. Raises what the first one raised that did not start."""
         self._stall_s = stall_s
         self._logs = logs
+        self._exposes = exposes
         self._killed: str | None = None
         self._waiting = False
         self._found: list[Completion] = []  # what came in before a replica's death was met
@@ -96,7 +99,7 @@ class EnginePool:
     def _start(self, place: Place) -> _Worker:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
-        settings = worker.Settings(place.make, place.environment, self._stall_s, self._logs)
+        settings = worker.Settings(place.make, place.environment, self._stall_s, self._logs, self._exposes)
         process = context.Process(target=worker.main, args=(theirs, settings), name=f"engine {place.label}")
         self._logs.mkdir(parents=True, exist_ok=True)
         # Python's resource tracker too: it begins with the first of them, and talks about what killed ones have left.
@@ -158,6 +161,7 @@ class EnginePool:
 
     def _took(self, one: _Worker, news: worker.News) -> list[Completion]:
         one.metrics = news.metrics or one.metrics
+        one.exposition = news.exposition or one.exposition
         if news.completions:
             one.deaths = 0
         wanted = [done for done in news.completions if done.custom_id in one.in_flight]  # others were aborted
@@ -207,7 +211,8 @@ class EnginePool:
         told = _sum([self._gone, *(one.metrics for one in self._workers)])
         engines = sum(one.metrics.rss_bytes or 0 for one in self._workers)
         own = processes.memory([found for one in self._workers for found in _known(one.process.pid)])
-        return replace(told, rss_bytes=engines + own)
+        texts = {one.place.label: one.exposition for one in self._workers if one.exposition is not None}
+        return replace(told, rss_bytes=engines + own, exposition=texts)
 
     def pulse(self) -> float | None:
         beats = [one.beat for one in self._workers if one.in_flight]
@@ -252,7 +257,8 @@ def _sum(metrics: Sequence[EngineMetrics]) -> EngineMetrics:
 
     counters = ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions")
     uses = [one.kv_cache_usage for one in metrics if one.kv_cache_usage is not None]
+    sums: dict[str, Any] = {name: total(name) for name in (*counters, "running", "waiting")}
     return EngineMetrics(
-        **{name: total(name) for name in (*counters, "running", "waiting")},
+        **sums,
         kv_cache_usage=sum(uses) / len(uses) if uses else None,
     )

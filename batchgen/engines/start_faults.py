@@ -98,6 +98,11 @@ _TABLE = (
         r"DefaultCPUAllocator: (?:can't|not enough) [^\n]*memory|std::bad_alloc|Cannot allocate memory|\bMemoryError",
         "give the job more main memory, or on a CPU lower engine.args.kv_cache_memory_bytes: main memory ran out",
     ),
+    _row(
+        r"Insufficient space in \S+ for [^\n]*?(?P<wanted>\d+) MiB required, (?P<free>\d+) MiB free",
+        "give the container more shared memory (--shm-size 4g or --ipc host; docs/deploy.md): /dev/shm has {free} MiB "
+        "free, and {wanted} MiB more are wanted",
+    ),
     # The model.
     _row(
         r"Model architectures? (?P<name>\[[^\]\n]*\]|\S+) (?:are not|is not|was) supported",

@@ -13,13 +13,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from batchgen.data import Completion, Request
-from batchgen.engines import vllm_plugin
+from batchgen.engines import exposition, vllm_plugin
 from batchgen.engines.base import Engine, EngineInfo, EngineMetrics, Limits
 from batchgen.engines.watchdog import Watchdog
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.lifecycle import Stop
 
 _TELL_S = 1.0  # signs of work and metrics come this often at least
+_EXPOSE_S = 5.0  # a text of some hundred lines, on the thread that feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has finished since the last one, maybe nothing. metrics: None where the last ones still do."""
+    """What has finished since the last one, maybe nothing. metrics, exposition: None where the last ones still do."""
 
     completions: list[Completion]
     metrics: EngineMetrics | None = None
+    exposition: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,16 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """make: makes the engine. environment: set before it is made. stall_s: seconds without a sign of work."""
+    """make: makes the engine. environment: set before it is made. stall_s: seconds without a sign of work.
+
+    exposes: vLLM's own metrics are wanted too.
+    """
 
     make: Callable[[], Engine]
     environment: Mapping[str, str]
     stall_s: float
     logs: Path
+    exposes: bool = False
 
 
 # To the run: Ready first, at last the error that ended the engine.
@@ -85,19 +91,19 @@ def main(pipe: Connection, settings: Settings) -> None:
         pipe.send(Ready(engine.limits, engine.info))
         with Watchdog(Stop(), stall_s=settings.stall_s, grace_s=0, logs=settings.logs) as watchdog:
             watchdog.watch(engine)
-            _work(pipe, engine)
+            _work(pipe, engine, exposes=settings.exposes)
     except EngineError as e:
         pipe.send(e)
     finally:
         engine.close()
 
 
-def _work(pipe: Connection, engine: Engine) -> None:
+def _work(pipe: Connection, engine: Engine, *, exposes: bool) -> None:
     inbox: queue.SimpleQueue[FromRun | None] = queue.SimpleQueue()
     # A thread of its own takes messages in: a run that writes to a full pipe would wait for a step of the engine.
     threading.Thread(target=_receive, args=(pipe, inbox), name="inbox", daemon=True).start()
     in_flight: set[str] = set()
-    told = 0.0
+    told = exposed = 0.0
     while True:
         while not in_flight or not inbox.empty():
             message = inbox.get()
@@ -117,8 +123,10 @@ def _work(pipe: Connection, engine: Engine) -> None:
         due = time.monotonic() - told > _TELL_S
         if completions or due:
             now = due or not in_flight
-            pipe.send(News(completions, engine.metrics() if now else None))
+            text = exposition.text() if exposes and time.monotonic() - exposed > _EXPOSE_S else None
+            pipe.send(News(completions, engine.metrics() if now else None, text))
             told = time.monotonic() if now else told
+            exposed = exposed if text is None else time.monotonic()
 
 
 def _receive(pipe: Connection, inbox: "queue.SimpleQueue[FromRun | None]") -> None:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from batchgen import plan
@@ -22,11 +23,15 @@ log = logging.getLogger("batchgen")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """exit_status and the sentence for it; report is report.json's value, None where the run never began."""
+    """exit_status and the sentence for it; report is report.json's value, None where the run never began.
+
+    report_md: the same for reading.
+    """
 
     exit_status: int
     reason: str
     report: Mapping[str, Any] | None = None
+    report_md: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +139,4 @@ class Ending:
                 telemetry.close(stats, e.exit_status, reason=str(e), **told)
             raise
         telemetry.close(stats, scope.exit_status or OK, reason=scope.reason, **told)
-        return Outcome(scope.exit_status or OK, scope.reason, value)
+        return Outcome(scope.exit_status or OK, scope.reason, value, self.directory.report_md)

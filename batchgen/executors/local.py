@@ -27,7 +27,9 @@ from batchgen.models.tokenizer import Tokenizer
 from batchgen.pipeline import run_pass
 from batchgen.prompting.long_prompts import LongPrompts
 from batchgen.prompting.prompts import PromptBuilder
+from batchgen.reporting.metrics import RunMetrics, exposing
 from batchgen.reporting.progress import Progress
+from batchgen.reporting.serving import Ports
 from batchgen.reporting.stats import Stats, Telemetry
 from batchgen.shards import WHOLE, Shard
 from batchgen.sinks.base import Sink
@@ -49,7 +51,8 @@ log = logging.getLogger("batchgen")
 class Options:
     """What the command line adds to a job.
 
-    retry: failed documents are done again and no others, those of these error types (see retry.Campaign).
+    retry: failed documents are done again and no others, those of these error types (see retry.Campaign). metrics:
+    where Prometheus finds them.
     shard: which share of the splits; fresh and on_change "new-run" are for a run that is not divided.
     """
 
@@ -58,6 +61,7 @@ class Options:
     on_change: OnChange = "refuse"
     retry: frozenset[str] | None = None
     shard: Shard = WHOLE
+    metrics: Ports | None = None
 
 
 def run(
@@ -74,7 +78,13 @@ def run(
             f"{checked.job.output.path}: there is no run yet that could have failed: `batchgen run` first"
         )
     with RunDirectory(checked.job.output.path, options.shard) as directory:
-        return _Attempt(checked, options, stop, directory, engine).run()
+        attempt = _Attempt(checked, options, stop, directory, engine)
+        metrics = RunMetrics(attempt.stats, checked.job.name, directory.owner)
+        # Inside of the lock: a start that meets a run which goes is told so, not that its port is in use.
+        with exposing(metrics, options.metrics, checked.job.metrics.path):
+            outcome = attempt.run(metrics)
+            metrics.ended = outcome.exit_status
+            return outcome
 
 
 @dataclass
@@ -92,7 +102,7 @@ class _Attempt:
     def job(self) -> Job:
         return self.checked.job
 
-    def run(self) -> Outcome:
+    def run(self, metrics: RunMetrics) -> Outcome:
         # Up to the first document nothing is half done that a signal could not leave.
         with self.stop.raising():
             with self.directory.alone():
@@ -121,6 +131,9 @@ class _Attempt:
         if campaign is not None and campaign.wanted:
             telemetry.event("retry", documents=campaign.wanted)
             campaign.note(attempt)
+        metrics.attempt, metrics.expected = attempt, files.rows or None
+        if campaign is not None:
+            metrics.expected = campaign.wanted
         line = self._line(files, loaded, sink, strikes, telemetry, campaign, attempt)
         return self._pass(line, view, files, campaign, list(loaded.damaged))
 
@@ -143,8 +156,9 @@ class _Attempt:
         attempt: int,
     ) -> Line:
         starter = Starter(
-            self.checked, self.directory, files, attempt, self._make_tokenizer, self._at_most(files, loaded, campaign)
-        )
+            self.checked, self.directory, files, attempt, self._make_tokenizer, self._at_most(files, loaded, campaign),
+            exposes=self.options.metrics is not None,
+        )  # fmt: skip
         committer = checkpoint.Committer(
             self.job, self.directory, sink, digest(self.checked.fingerprint), attempt,
             {one.source: one for one in files.files}, loaded.whole, files.layout,

@@ -76,7 +76,8 @@ class Recipe:
 class Starter:
     """Starts engines for an attempt; `lives` tells how many of them started before. tokenizer: the attempt's.
 
-    at_most: documents that the attempt can have left to do, None where nobody knows.
+    at_most: documents that the attempt can have left to do, None where nobody knows. exposes: vLLM's own metrics are
+    wanted.
     """
 
     checked: Checked
@@ -85,6 +86,7 @@ class Starter:
     attempt: int
     tokenizer: Callable[[], Tokenizer]
     at_most: int | None = None
+    exposes: bool = False
     _starts: int = 0
 
     @property
@@ -155,7 +157,7 @@ class Starter:
             return recipe.make(self.tokenizer())
         log.info("starting %s engines (logs: %s)", len(self.replicas), logs / f"engine-{self.attempt:05d}-*.log")
         places = [Place(one.label, one.environment, recipe.apart(one)) for one in self.replicas]
-        return EnginePool(places, stall_s=self.job.engine.stall_s, logs=logs)
+        return EnginePool(places, stall_s=self.job.engine.stall_s, logs=logs, exposes=self.exposes)
 
     def _made_for(self) -> dict[str, str]:
         # A shard's documents are its own: the longest one of another's says nothing about them.

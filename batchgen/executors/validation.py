@@ -88,6 +88,7 @@ def _look(file: JobFile, findings: Findings, *, quick: bool) -> dict[str, Any]:
         job = pin(job)
     checked, prompts = _settings(file, job, findings)
     _output(job, checked, findings)
+    _metrics(job, findings)
     if checked is None or prompts is None:  # a template that is broken hides nothing in the files
         job = job.model_copy(update={"prompt": Prompt(user="{{ text }}")})
     inputs = plan.look(job)
@@ -142,6 +143,13 @@ def _settings(file: JobFile, job: Job, findings: Findings) -> tuple[Checked | No
             tokenizer = tokenizer_of(checked)
             prompts = PromptBuilder(job, tokenizer, max_prompt_tokens=checked.max_prompt_tokens)
     return checked, prompts
+
+
+def _metrics(job: Job, findings: Findings) -> None:
+    path = job.metrics.path
+    if path is not None and not os.access(path.parent, os.W_OK | os.X_OK):
+        fault = f"cannot be written: {path.parent} is no folder, or one without permission"
+        findings.fault(Finding(str(path), "metrics.textfile", fault), ConfigError.exit_status)
 
 
 def _output(job: Job, checked: Checked | None, findings: Findings) -> None:

@@ -149,6 +149,7 @@ class Feed:
         """Take finished requests out of the engine, and commit when it is time."""
         if self._engine is None:
             return
+        self._line.stats.in_flight = len(self._in_flight)
         begin = time.monotonic()
         completions = self._engine.poll()
         if self._hungry:
@@ -260,12 +261,14 @@ class Feed:
             self._line.kept.write()
         self._line.stats.counts.commit_s = self._line.committer.seconds
         if rows:
+            self._line.stats.committed(rows)
             self._line.telemetry.event("commit", rows=rows, total=self._line.committer.rows)
         return rows
 
     def _free(self) -> None:
         """Close the engine, where there is one."""
         engine, self._engine = self._engine, None
+        self._line.stats.in_flight = 0
         self._line.watchdog.watch(None)
         if engine is not None:
             engine.close()

@@ -347,6 +347,19 @@ class Lifecycle(Section):
     )
 
 
+class Metrics(Section):
+    textfile: str | None = Field(
+        None,
+        pattern=r"\.prom$",
+        description="A .prom file in the folder of node_exporter's textfile collector. It is written every 15 seconds "
+        "and at the end; docs/metrics.md lists what is in it.",
+    )
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.textfile is None else Path(os.path.expanduser(self.textfile))  # noqa: PTH111
+
+
 class Output(Section):
     dir: str = Field(description="The run directory: summaries, report, and what a resume needs.")
     format: Literal["parquet", "jsonl"] = Field(
@@ -370,6 +383,7 @@ class Job(Section):
     checkpoint: Checkpoint = Field(Checkpoint(), description="When finished work is written.")
     failures: Failures = Field(Failures(), description="What failed documents mean for the whole run.")
     lifecycle: Lifecycle = Field(Lifecycle(), description="How a run that is told to stop does so.")
+    metrics: Metrics = Field(Metrics(), description="Metrics for Prometheus.")
     output: Output = Field(description="Where the summaries go.")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Self
 
 # Of times: a quantile is told within 2.2 %, half a bucket.
-_PER_DOUBLING = 16
+PER_DOUBLING = 16
 _LEAST = 1e-6  # seconds; a shorter time is as good as none
 
 
@@ -18,7 +18,7 @@ class Buckets:
         self.counts: dict[int, int] = dict(counts or {})
 
     def add(self, seconds: float) -> None:
-        n = math.floor(math.log2(max(seconds, _LEAST)) * _PER_DOUBLING)
+        n = math.floor(math.log2(max(seconds, _LEAST)) * PER_DOUBLING)
         self.counts[n] = self.counts.get(n, 0) + 1
 
     def __iadd__(self, other: "Buckets") -> Self:
@@ -35,8 +35,12 @@ class Buckets:
         for n in sorted(self.counts):
             met += self.counts[n]
             if met >= wanted:
-                return float(2 ** ((n + 0.5) / _PER_DOUBLING))
+                return float(2 ** ((n + 0.5) / PER_DOUBLING))
         return None
+
+    def about(self) -> float:
+        """The sum of all values, each taken for the middle of its bucket."""
+        return sum(count * 2 ** ((n + 0.5) / PER_DOUBLING) for n, count in self.counts.items())
 
     def told(self) -> dict[str, float | int | None]:
         """`count`, `p50_ms` and `p95_ms`."""

@@ -6,6 +6,7 @@ divide by the engine's steady and drain time of the same scope and are null wher
 `build` makes the report of an attempt that ends; `afresh` that of a run as it lies there.
 """
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from batchgen import __version__, fsio, plan
 from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
@@ -354,6 +355,11 @@ def write(run: RunDirectory, report: Mapping[str, Any]) -> None:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
+    return harmless(_template().render(report))
+
+
+@functools.cache
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("batchgen.reporting"),
         undefined=StrictUndefined,
@@ -369,4 +375,4 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{value['p50_ms']:,.4g} / {value['p95_ms']:,.4g}" if value["count"] else "–"
     )
     environment.filters["share"] = lambda value: "–" if value is None else f"{value:.1%}"
-    return harmless(environment.get_template("report.md").render(report))
+    return environment.get_template("report.md")

@@ -1,9 +1,11 @@
 """What an attempt counts and times, and how attempts add up. Times are seconds, tokens are counts."""
 
+import copy
 import dataclasses
 import json
 import re
 import resource
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -94,7 +96,15 @@ class Stats:
         self.reasons: Counter[str] = Counter()
         self.deaths: list[str] = []
         self.engine_start_s = 0.0  # of the latest one
+        self.engine_now = EngineMetrics()  # as last sampled
+        self.in_flight = 0  # requests
+        self.commits = 0
+        self.committed_rows = 0
+        self.committed_at: float | None = None  # Unix time of the last commit
+        self.gpus: list[dict[str, Any]] | None = None  # as last sampled: see GpuWatch.read
         self.times = {name: Buckets() for name in TIMES}  # of requests that finished since the last sample
+        self._sampled_times = {name: Buckets() for name in TIMES}  # of those before
+        self._sampling = threading.Lock()
         self._cpu: float | None = None  # of this thread, when the first engine had started
         self._closed_engines = dict.fromkeys(
             ("generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"), 0
@@ -144,6 +154,7 @@ class Stats:
 
     def engine(self, metrics: EngineMetrics) -> None:
         """What the engine counts; its numbers begin anew with every engine."""
+        self.engine_now = metrics
         for name, value in (
             ("generated_tokens", metrics.generation_tokens),
             ("prefix_cache_queries", metrics.prefix_cache_queries),
@@ -153,19 +164,37 @@ class Stats:
             setattr(self.counts, name, self._closed_engines[name] + (value or 0))
         self.counts.engine_peak_rss_bytes = max(self.counts.engine_peak_rss_bytes, metrics.rss_bytes or 0)
 
+    def committed(self, rows: int) -> None:
+        """A part with so many rows is on disk."""
+        self.commits += 1
+        self.committed_rows += rows
+        self.committed_at = datetime.now(UTC).timestamp()
+
     def engine_died(self, reason: str) -> None:
         self.counts.engine_deaths += 1
         self.deaths.append(reason)
 
     def engine_closed(self) -> None:
         """What the engine has counted so far stays, another one begins at 0."""
+        self.engine_now = EngineMetrics()
         for name in self._closed_engines:
             self._closed_engines[name] = getattr(self.counts, name)
 
     def take_times(self) -> dict[str, Buckets]:
         """Times of the requests that finished since this was asked last."""
-        taken, self.times = self.times, {name: Buckets() for name in TIMES}
+        with self._sampling:
+            taken, self.times = self.times, {name: Buckets() for name in TIMES}
+            for name, buckets in taken.items():
+                self._sampled_times[name] += buckets
         return taken
+
+    def all_times(self) -> dict[str, Buckets]:
+        """Times of all requests of the attempt; any thread may ask."""
+        with self._sampling:
+            found = {name: Buckets(buckets.counts) for name, buckets in self._sampled_times.items()}
+            for name, buckets in self.times.items():
+                found[name] += Buckets(buckets.counts)
+        return found
 
     def now(self) -> Counts:
         """The counts with the times up to this moment."""
@@ -180,6 +209,12 @@ class Stats:
         self.counts.drain_s = max(0.0, last_output - last_input)
         self.counts.peak_rss_bytes = peak_rss_bytes()
         return dataclasses.replace(self.counts)
+
+    def seen(self) -> Counts:
+        """`now` for other threads: changes nothing."""
+        other = copy.copy(self)
+        other.counts = dataclasses.replace(self.counts)
+        return other.now()
 
 
 def peak_rss_bytes() -> int:
@@ -227,12 +262,13 @@ class Telemetry:
 
     def sample(self, stats: Stats, metrics: EngineMetrics) -> None:
         stats.engine(metrics)
+        stats.gpus = self._gpus.read()
         self._sampled = time.monotonic()
         counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
         engine = {"running": metrics.running, "waiting": metrics.waiting, "kv_cache_usage": metrics.kv_cache_usage}
         memory = {"rss_bytes": psutil.Process().memory_info().rss, "engine_rss_bytes": metrics.rss_bytes}
         times = {name: buckets.told() | {"buckets": buckets.to_json()} for name, buckets in stats.take_times().items()}
-        self.event("sample", counts=counts, **engine, **memory, times=times, gpus=self._gpus.read())
+        self.event("sample", counts=counts, **engine, **memory, times=times, gpus=stats.gpus)
 
     def rest(self, stats: Stats) -> None:
         """Tell what finished since the last sample, where no engine is left to be asked."""

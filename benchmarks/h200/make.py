@@ -54,6 +54,14 @@ def varied(rng: random.Random, n: int) -> str:
     return found[: int(wanted)]
 
 
+def widened(tokenizer: dict) -> dict:
+    """With a word for each id of the shape: most that a model without weights writes is beyond the small tokenizer."""
+    words = tokenizer["model"]["vocab"]
+    size = json.loads((HERE / "config.json").read_text())["vocab_size"]
+    words.update({f"Ġw{n}": n for n in range(max(words.values()) + 1, size)})
+    return tokenizer
+
+
 def main() -> None:
     rng = random.Random(5)
     OUT.mkdir(parents=True, exist_ok=True)
@@ -72,9 +80,10 @@ def main() -> None:
             lines.write(json.dumps({"id": f"v{n}", "text": varied(rng, n)}) + "\n")
     shape = OUT / "llama-3.1-8b-shape"
     shape.mkdir(exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+    for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copy(TOKENIZER / name, shape / name)
     shutil.copy(HERE / "config.json", shape / "config.json")
+    (shape / "tokenizer.json").write_text(json.dumps(widened(json.loads((TOKENIZER / "tokenizer.json").read_text()))))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 import json
 import logging
-import subprocess
+import os
+import signal
 import sys
-from pathlib import Path
+import threading
+import time
 
+import helpers_tokenizers
 import psutil
 import pytest
-from helpers_run import record, write_job, write_jsonl
+from helpers_run import command, record, write_job, write_jsonl
 
 from batchgen.bench import life, measure
 from batchgen.bench.figures import UnequalWorkError
@@ -17,8 +20,6 @@ from batchgen.errors import ConfigError, EngineError, Interrupted
 from batchgen.job import jobfile
 from batchgen.lifecycle import Stop
 from batchgen.reporting.stats import peak_rss_bytes
-
-MODEL = Path(__file__).parent.parent.parent / "models" / "smollm2-135m-instruct"
 
 
 @pytest.fixture
@@ -172,8 +173,9 @@ def peer(tmp_path):
 
 
 @pytest.fixture
-def job_with_model(job, model_folder):
-    text = job.read_text().replace("max_num_seqs: 4", f"max_num_seqs: 4\n    model: {model_folder}")
+def job_with_model(job, tmp_path):
+    folder = helpers_tokenizers.model("chatml", tmp_path / "model")
+    text = job.read_text().replace("max_num_seqs: 4", f"max_num_seqs: 4\n    model: {folder}")
     job.write_text(text)
     return job
 
@@ -191,7 +193,7 @@ def test_a_peer_gets_the_work_and_is_measured_by_itself(job_with_model, tmp_path
     module, work, rows = json.loads((tmp_path / "told.json").read_text())
     assert module == "batchgen.bench.peers.transformers_batches"
     assert {k: v for k, v in work.items() if k not in ("prompts_file", "out")} == {
-        "model": str(MODEL), "engine_args": {"max_model_len": 2048, "max_num_seqs": 4}, "max_tokens": 12,
+        "model": str(tmp_path / "model"), "engine_args": {"max_model_len": 2048, "max_num_seqs": 4}, "max_tokens": 12,
         "ignore_eos": True, "temperature": 0.0, "batch": 5,
     }  # fmt: skip
     assert [row["id"] for row in rows] == [f"d{n}" for n in range(6)]
@@ -222,17 +224,20 @@ def test_a_signal_ends_a_peer_and_its_children(job_with_model, tmp_path, peer):
         "import subprocess, time; child = subprocess.Popen(['sleep', '300'], start_new_session=True); "
         f"open({str(pids)!r}, 'w').write(f'{{child.pid}} {{os.getpid()}} '); time.sleep(300)"
     )
-    words = [sys.executable, "-m", "batchgen", "bench", str(job_with_model), "--against", "datatrove"]
-    more_words = ["--documents", "6", "--rounds", "1", "--peer-python", str(peer(more))]
-    with subprocess.Popen([*words, *more_words], stderr=subprocess.PIPE, text=True) as child:
-        try:
-            while not (pids.exists() and pids.read_text().endswith(" ")):
-                assert child.poll() is None
-            child.terminate()
-            child.communicate(timeout=30)
-        finally:
-            child.kill()
-    assert child.returncode == 75
+
+    def when_it_works():
+        while not (pids.exists() and pids.read_text().endswith(" ")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    stop = Stop()
+    before = signal.signal(signal.SIGUSR1, stop._handle)
+    threading.Thread(target=when_it_works, daemon=True).start()
+    try:
+        with pytest.raises(Interrupted):
+            measured(job_with_model, against=("datatrove",), documents=6, rounds=1, python=peer(more), stop=stop)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     for pid in map(int, pids.read_text().split()):  # one that nobody has waited for has ended too
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
@@ -247,10 +252,9 @@ def test_peers_need_a_model(job):
 
 def test_the_command_prints_a_table_or_json_and_writes_a_file(job, tmp_path):
     def call(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "batchgen", "bench", str(job), "--documents", "9", "--rounds", "1", *words],
-            capture_output=True, text=True, timeout=60, check=True,
-        ).stdout  # fmt: skip
+        done = command("bench", job, "--documents", 9, "--rounds", 1, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     shown = call("--out", str(tmp_path / "figures.json"))
     assert [line.split()[0] for line in shown.splitlines() if "-" in line.split()[-1:]] == ["batchgen"]

@@ -45,9 +45,11 @@ def test_a_fixed_length_leaves_nothing_to_the_model(tmp_path):
 
 
 def test_a_run_goes_where_it_is_sent(tmp_path):
-    work = made(tmp_path, [record(0)], documents=1, output={"dir": "elsewhere", "format": "jsonl"})
-    output = work.into(tmp_path / "run").job.output
-    assert (output.path, output.format) == (tmp_path / "run", "jsonl")
+    metrics = {"textfile": "nightly.prom"}
+    work = made(tmp_path, [record(0)], documents=1, output={"dir": "elsewhere", "format": "jsonl"}, metrics=metrics)
+    job = work.into(tmp_path / "run").job
+    assert (job.output.path, job.output.format) == (tmp_path / "run", "jsonl")
+    assert job.metrics.textfile is None  # it is no run that anybody watches
 
 
 def test_a_job_with_nothing_to_send_is_refused(tmp_path):

@@ -191,7 +191,7 @@ def test_an_answer_of_a_batch_ends_with_its_end_token(ids, keep_end, expected):
 
 @pytest.mark.real
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ignore_eos", [True, False])
+@pytest.mark.parametrize("ignore_eos", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_transformers_on_the_demo_model(ignore_eos, tmp_path, model_folder):
     done = run("transformers_batches", tmp_path, model=str(model_folder), ignore_eos=ignore_eos, batch=2)
     assert done.returncode == 0, done.stderr

@@ -5,16 +5,13 @@ The fault is that of marin-community/marin#5142, apache/arrow#34397, apache/arro
 
 import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers_run import by_id, record, rows, start, write_job, write_jsonl
+from killed_child import Cue, status_of
 
-CHILD = Path(__file__).parents[1] / "kill" / "killed_child.py"
 FIRST, LAST = 60, 5
 MORE = {"court": "Harbour court", "meta": {"pages": 3, "signed": ["a", None]}}
 
@@ -53,8 +50,8 @@ def test_columns_of_nothing_but_nulls_have_their_declared_type(job, out):
 
 @pytest.mark.parametrize("nth", [6, 11])
 def test_after_a_kill_every_part_can_be_opened(job, out, nth):
-    call = [sys.executable, CHILD, "batchgen.fsio:Path.replace@before", str(nth), "run", str(job)]
-    assert subprocess.run(call, capture_output=True, check=False).returncode == -signal.SIGKILL
+    cue = Cue("batchgen.fsio:Path.replace@before", nth)
+    assert status_of(job.parent, "run", job, cues=(cue,)) == -signal.SIGKILL
     for path in out.glob("summaries/*.parquet"):
         assert pq.read_table(path).num_rows
     for path in out.glob("summaries/*.jsonl"):

@@ -18,10 +18,10 @@ import time
 import pytest
 from helpers_run import command, record, write_job, write_jsonl
 
-DOCUMENTS = 2000
+DOCUMENTS = 1000
 # Lines come every 0.2 seconds here instead of every 30, so that a test sees several.
 SOONER = "import batchgen.reporting.progress as p; p.LINE_S = 0.2\nfrom batchgen.cli import main\nmain()\n"
-LINE = re.compile(r"\d\d:\d\d:\d\d (\d+)/2000 documents \((\d+)%\), [\d.]+ docs/s, .* failed(, \d+:\d\d:\d\d left)?")
+LINE = re.compile(r"\d\d:\d\d:\d\d (\d+)/1000 documents \((\d+)%\), [\d.]+ docs/s, .* failed(, \d+:\d\d:\d\d left)?")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def check_plain(text):
     assert len(lines) > 2
     assert all(LINE.fullmatch(line) for line in lines), lines
     assert lines[-1].endswith("0 failed")
-    assert "2000/2000 documents (100%)" in lines[-1]
+    assert "1000/1000 documents (100%)" in lines[-1]
     assert all(line.endswith(" left") for line in lines[:-1])
 
 
@@ -68,7 +68,7 @@ def test_by_default_a_line_comes_every_30_seconds(job):
 
     assert progress.LINE_S == 30
     done = command("run", job, "--fresh")
-    assert sum("documents (" in line for line in done.stderr.splitlines()) == 1  # the last, after 2 seconds
+    assert sum("documents (" in line for line in done.stderr.splitlines()) == 1  # the last, after a second
 
 
 def on_terminal(job, term, columns=100):
@@ -98,8 +98,8 @@ def on_terminal(job, term, columns=100):
 def test_a_terminal_gets_a_bar(job, columns):
     text = on_terminal(job, "xterm", columns)
     assert "\r" in text.replace("\r\n", "\n")
-    assert "2000/2000" in text
-    assert "finished: 2,000 documents" in text.splitlines()[-1]
+    assert "1000/1000" in text
+    assert "finished: 1,000 documents" in text.splitlines()[-1]
 
 
 def test_a_dumb_terminal_gets_plain_lines(job):
@@ -108,7 +108,7 @@ def test_a_dumb_terminal_gets_plain_lines(job):
     assert "\x1b" not in text
     lines = [line for line in text.splitlines() if LINE.fullmatch(line)]
     assert len(lines) > 2
-    assert "2000/2000 documents (100%)" in lines[-1]
+    assert "1000/1000 documents (100%)" in lines[-1]
 
 
 def test_stdout_holds_the_report_alone(job):

@@ -62,6 +62,7 @@ def local_job(folder, model, **more):
     return write_job(folder, inputs, engine=engine)
 
 
+@pytest.mark.parametrize("env", [pytest.param("switched off", marks=pytest.mark.long), "without a word"], indirect=True)
 def test_a_local_folder_is_all_that_is_needed(tmp_path, out, model_folder, env):
     done, seen, _ = watched("run", job=local_job(tmp_path, model_folder), env=env)
     assert done.returncode == 0, done.stderr

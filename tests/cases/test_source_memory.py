@@ -13,8 +13,8 @@ from helpers_run import rows, start, write_job
 from batchgen.engines.fake import FakeEngine
 from batchgen.sources import parquet
 
-ROWS = 20_000
-TEXT = ("The harbour board met and agreed to repair the quay wall before the winter comes. " * 100)[:8192]
+ROWS = 5_000
+TEXT = ("The harbour board met and agreed to repair the quay wall before the winter comes. " * 400)[:32768]
 PEAK = "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
 RUN = "import sys; from batchgen.cli import cli; cli.main(['run', sys.argv[1]], standalone_mode=False)"
 READ = """
@@ -74,8 +74,9 @@ def test_a_row_group_is_not_held_in_memory(tmp_path, files):
 def test_the_source_alone_holds_a_few_rows_and_the_pages_they_lie_in(files, tmp_path):
     """Repeated texts, which pages hold once, and texts of their own, which are the size of the row group."""
     own = tmp_path / "own.parquet"
-    texts = [f"{n} {TEXT}" for n in range(ROWS)]
-    pq.write_table(pa.table({"id": list(range(ROWS)), "text": texts}), own, row_group_size=ROWS, compression=None)
+    count = 4 * ROWS
+    texts = [f"{n} {TEXT[:8192]}" for n in range(count)]
+    pq.write_table(pa.table({"id": list(range(count)), "text": texts}), own, row_group_size=count, compression=None)
     assert own.stat().st_size > 160_000_000
     empty = peak_mib(READ, files / "none.parquet")
     assert peak_mib(READ, files / "one.parquet") - empty < 40
@@ -95,9 +96,9 @@ def test_the_first_document_reaches_the_engine_before_the_last_is_decoded(tmp_pa
 
     monkeypatch.setattr(parquet, "_records", count)
     monkeypatch.setattr(FakeEngine, "submit", submit)
-    outcome = start(job_of(tmp_path, "run", [files / "one.parquet"]), limit=5000)
-    assert outcome.report["documents"]["ok"] == 5000
-    assert at_first[0] < 2500
+    outcome = start(job_of(tmp_path, "run", [files / "one.parquet"]), limit=1250)
+    assert outcome.report["documents"]["ok"] == 1250
+    assert at_first[0] < 625
 
 
 def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path, monkeypatch):

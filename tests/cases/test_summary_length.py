@@ -29,6 +29,8 @@ def test_each_request_carries_a_length_of_its_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.real
+@pytest.mark.filterwarnings("default")
+@pytest.mark.xdist_group("engine")
 def test_the_engine_is_told_that_length():
     from batchgen.engines.vllm import _sampling_params
 

@@ -88,16 +88,17 @@ def job_of(folder, form):
     return write_job(folder, [folder / "a.jsonl"], output={"dir": "out", "format": form}, checkpoint={"rows": 3})
 
 
+@pytest.mark.parametrize("times", [12, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_files_cut_anywhere_cost_no_row(tmp_path, monkeypatch, undisturbed, form):
-    """A start that ends early; then the newest part, footer or telemetry loses its end or gets NULs; 100 times."""
+def test_files_cut_anywhere_cost_no_row(tmp_path, monkeypatch, undisturbed, form, times):
+    """A start that ends early; then the newest part, footer or telemetry loses its end or gets NULs."""
     monkeypatch.chdir(tmp_path)
     job = job_of(Path(), form)
     start(job, limit=25)
     Path("out").rename("left")
     dice = random.Random(7)
     set_aside = 0
-    for _ in range(50):
+    for _ in range(times):
         shutil.rmtree("out", ignore_errors=True)
         shutil.copytree("left", "out")
         part = max(Path("out/summaries").glob("part-*"))
@@ -119,10 +120,10 @@ def test_files_cut_anywhere_cost_no_row(tmp_path, monkeypatch, undisturbed, form
             assert told[0].startswith(f"{part.name}: ")
             assert form == "parquet" or re.search(r"at byte \d+", told[0])
             assert (Path("out/damaged") / part.name).exists()
-    assert set_aside > 10
+    assert set_aside > times / 5
 
 
-@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 100))])
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 100))])
 def test_a_run_killed_anywhere_whose_newest_file_is_cut_loses_and_doubles_no_id(monkeypatch, undisturbed, seed):
     """Parts, their footers and telemetry alike; 0 to 200 bytes are gone."""
     dice = random.Random(seed)

@@ -10,22 +10,17 @@ from functools import partial
 
 import psutil
 import pytest
+from helpers_pool import make, told
 from helpers_run import workers
 
 from batchgen.data import Request
 from batchgen.engines import pool as pools
-from batchgen.engines.fake import FakeEngine
 from batchgen.engines.pool import EnginePool, Place
 from batchgen.engines.start_faults import StartError
 from batchgen.errors import EngineError, ReplicaDiedError
-from batchgen.job.config import FakeEngine as Faults
 from batchgen.models.tokenizer import BytesTokenizer
 
 PATIENCE_S = 30
-
-
-def make(faults):
-    return FakeEngine(Faults(**faults), BytesTokenizer(), max_num_seqs=4, max_model_len=512, fill_first=False)
 
 
 @pytest.fixture
@@ -173,9 +168,3 @@ def test_each_has_its_own_environment(tmp_path):
         assert [one.info.device for one in engine._workers] == ["0", "1"]
     finally:
         engine.close()
-
-
-def told():
-    engine = make({})
-    engine.info = type(engine.info)(backend="fake", device=os.environ["BATCHGEN_TEST"])
-    return engine

@@ -215,6 +215,13 @@ FAULTS = {
         "AttributeError: '_OpNamespace' '_C' object has no attribute 'init_cpu_memory_env'",
         (), ["libnuma1"], "other",
     ),
+    "shared memory": (
+        (
+            "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 240 MiB required, 64 MiB free. "
+            "Increase /dev/shm (e.g. --shm-size or --ipc=host)."
+        ),
+        (), ["--shm-size 4g", "has 64 MiB free", "240 MiB more"], "other",
+    ),
     "disk": (
         "OSError: [Errno 28] No space left on device: '/data/cache/vllm/x'",
         (), ["make room", "HF_HOME", "full at /data/cache/vllm/x"], "other",
@@ -378,6 +385,7 @@ SOURCES = {
     "config/model.py": ["Unknown quantization method", "User-specified max_model_len", "must be divisible"],
     "config/parallel.py": ["is larger than the number of"],
     "config/device.py": ["Failed to infer device type"],
+    "distributed/device_communicators/shm_broadcast.py": ["Insufficient space in {", " MiB required, ", " MiB free. "],
 }  # fmt: skip
 
 

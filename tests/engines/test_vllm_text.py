@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 from helpers_tokenizers import FAMILIES, WORDS, save
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 # What vLLM imports warns; that is not for our tests to judge.
-pytestmark = pytest.mark.filterwarnings("default")
+# One group, with the tests on an engine: it takes six seconds of CPU to import vLLM, in each process that does.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.xdist_group("engine")]
 ENDS = ("stop", "length", "abort")
 
 
@@ -70,7 +71,6 @@ def encoded(tokenizer, text):
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-@settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_any_ids_give_the_text_of_vllms_detokenizer(vllm, tokenizer_of, name, data):
     tokenizer = tokenizer_of(name)

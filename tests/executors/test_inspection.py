@@ -1,22 +1,17 @@
 """status and report of a run in every state it can be found in; neither changes anything."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from helpers_run import command, record, start, write_job, write_jsonl
+from killed_child import Cue, begin, end, status_of, talk
 
 from batchgen.errors import ConfigError
 from batchgen.executors import inspection
 from batchgen.reporting.ends import NOTES
 from batchgen.storage.rundir import RunDirectory
-
-CHILD = Path(__file__).parent.parent / "kill" / "killed_child.py"
 
 
 @pytest.fixture
@@ -107,8 +102,7 @@ def test_orphans_that_a_start_without_work_moved_are_told(job, out, tmp_path):
     ],
 )
 def test_a_run_that_was_killed(job, out, point, nth, ok):
-    done = subprocess.run([sys.executable, CHILD, point, str(nth), "run", job], capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert status_of(job.parent, "run", job, cues=(Cue(point, nth),)) == -signal.SIGKILL, talk(job.parent)
     assert not (out / "report.json").exists()
     status, report = both(out)
     assert status["ok"] >= ok
@@ -131,24 +125,21 @@ def test_a_run_that_was_killed(job, out, point, nth, ok):
 
 
 def test_a_run_that_goes_on(job, out):
-    child = subprocess.Popen(
-        [sys.executable, "-m", "batchgen", "run", job, "--set", "engine.fake.docs_per_s=4"],
-        stderr=subprocess.PIPE, env=os.environ,
-    )  # fmt: skip
+    child = begin(job.parent, "run", job, "--set", "engine.fake.docs_per_s=4")
     try:
         until = time.monotonic() + 30
         while not list(out.glob("summaries/part-*")) and time.monotonic() < until:
             time.sleep(0.05)
         status, report = inspection.status(out), inspection.report(out)
     finally:
-        child.send_signal(signal.SIGTERM)
-        child.communicate()
+        child.terminate()
+        end(child)
     assert status["running"].startswith(f"pid {child.pid} on ")
     assert (status["exit_status"], status["reason"]) == (None, "running")
     assert 0 < status["ok"] < 10
     assert report["reason"] == "running"
     assert report["attempt"]["requests"] > 0
-    assert child.returncode == 75
+    assert child.exitcode == 75
     assert both(out)[0]["reason"].startswith("stopped by SIGTERM")
 
 

@@ -324,6 +324,15 @@ def test_a_folder_that_cannot_be_written_is_a_fault(job, out, monkeypatch):
     assert told(found["faults"]) == [("out", None, f"cannot be written: no permission in {out.parent}")]
 
 
+def test_a_textfile_without_a_folder_is_a_fault(job, tmp_path):
+    found, status = look(job, f"metrics.textfile={tmp_path / 'nowhere/it.prom'}")
+    assert status == 78
+    assert found["faults"][0]["key"] == "metrics.textfile"
+    assert str(tmp_path / "nowhere") in found["faults"][0]["fault"]
+    assert look(job, f"metrics.textfile={tmp_path / 'it.prom'}")[1] == 0
+    assert not (tmp_path / "it.prom").exists()
+
+
 def test_settings_that_a_start_would_refuse_are_faults(job):
     start(job, limit=3)
     found, status = look(job, "sampling.max_tokens=9")

@@ -3,13 +3,12 @@
 A child is forked off a process that has imported batchgen: it costs a tenth of a second, its death is as real as that
 of any process. Not collected by pytest. As a script it is a whole new process:
 
-    python killed_child.py POINT NTH run JOB.yaml …
+    PYTHONPATH=tests python tests/kill/killed_child.py POINT NTH run JOB.yaml …
 """
 
 import functools
 import importlib
 import itertools
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,9 +19,9 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from helpers_forked import end, fork, main, speak_to
+
 _PACKAGE = str(Path(__file__).parents[2] / "batchgen") + os.sep
-_PRELOAD = ("killed_child", "batchgen.__main__", "batchgen.cli", "batchgen.executors.local", "batchgen.engines.fake",
-            "pyarrow.parquet", "pytest")  # fmt: skip
 
 
 def signalled(number: int) -> None:
@@ -100,41 +99,17 @@ def _arm_lines(modules: frozenset[str], tick: Callable[[], None]) -> None:
 
 def _child(folder: str, words: tuple[str, ...], cues: tuple[Cue, ...], at: float) -> None:
     os.chdir(folder)
-    talk = os.open(f"talk-{os.getpid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
-        os.dup2(talk, stream)
-    from batchgen import __main__ as entry
-    from batchgen.feeding import feed
-
-    feed._PAUSES_S, feed._ECHO_S = (0.0,), 0.02  # nothing holds a fake engine's memory
-    sys.argv = ["batchgen", *words]
+        speak_to(stream, Path(f"talk-{os.getpid()}.txt"))
     for cue in cues:
         arm(cue)
     time.sleep(max(0.0, at - time.monotonic()))
-    entry.main()
-
-
-@functools.cache
-def _context():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOAD))
-    return context
+    main(*words)
 
 
 def begin(folder: Path, *words: object, cues: tuple[Cue, ...] = (), at: float = 0.0) -> BaseProcess:
     """`batchgen WORDS` in a child with this working directory; `at`: not before this moment of time.monotonic."""
-    child = _context().Process(target=_child, args=(str(folder), tuple(map(str, words)), cues, at))
-    child.start()
-    return child
-
-
-def end(child: BaseProcess) -> int:
-    """The status it ends with; -9 where SIGKILL ended it."""
-    child.join(60)
-    if child.exitcode is None:
-        child.kill()
-        raise AssertionError("the child does not end")
-    return child.exitcode
+    return fork(_child, str(folder), tuple(map(str, words)), cues, at)
 
 
 def status_of(folder: Path, *words: object, cues: tuple[Cue, ...] = ()) -> int:
@@ -153,7 +128,4 @@ def kill_after(child: BaseProcess, seconds: float) -> None:
 
 if __name__ == "__main__":
     arm(Cue(sys.argv[1], int(sys.argv[2])))
-    sys.argv = ["batchgen", *sys.argv[3:]]
-    from batchgen.cli import main
-
-    main()
+    main(*sys.argv[3:])

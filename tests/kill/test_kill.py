@@ -90,7 +90,7 @@ AGAIN = {
 BOTH = at("storage.checkpoint", "_read_parts superseded settle _take_out")
 
 
-def some(cases, *, every=3):
+def some(cases, *, every=4):
     """Each `every`th for every change; the others are long."""
     return [pytest.param(*one, marks=[pytest.mark.long] if n % every else []) for n, one in enumerate(cases)]
 
@@ -185,7 +185,7 @@ def _later(number: int) -> None:
 
 # `make kill` says which and how many.
 _FIRST_SEED, _SEEDS = int(os.environ.get("SEED") or 0), int(os.environ.get("KILLS") or 200)
-SEEDS = some([[seed] for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS)], every=8)
+SEEDS = some([[seed] for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS)], every=16)
 ENDS = {0, 75, KILLED, *(128 + one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))}
 LINES = {"lines": 30_000, "lines:fsio,checkpoint,jsonl,parquet,rundir,index": 4_000, "lines:fsio": 900}
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -93,8 +93,15 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("point", "nth"), PLACES)
+# Each place for every change under one of the two policies, in turn; under the other one it is long.
+@pytest.mark.parametrize(
+    ("policy", "point", "nth"),
+    [
+        pytest.param(policy, *place, marks=[pytest.mark.long] if (n + m) % 2 else [])
+        for n, place in enumerate(PLACES)
+        for m, policy in enumerate(POLICIES)
+    ],
+)
 def test_killed_at_a_named_point(tmp_path, monkeypatch, calm, policy, point, nth):
     monkeypatch.chdir(tmp_path)
     long_job(policy=policy, interval_s=1e-9)

@@ -288,8 +288,9 @@ FIXED = settings(
 
 
 @pytest.mark.timeout(300)
-def test_runs_in_any_order():
-    run_state_machine_as_test(Runs, settings=FIXED)
+@pytest.mark.parametrize("examples", [8, pytest.param(20, marks=pytest.mark.long)])
+def test_runs_in_any_order(examples):
+    run_state_machine_as_test(Runs, settings=settings(FIXED, max_examples=examples))
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchgen.models.plain_text import is_control, pieces, plain_backend
 from batchgen.models.tokenizer import HuggingFaceTokenizer
 
-PROPERTY = settings(deadline=None, max_examples=60)
+PROPERTY = settings()
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from batchgen.reporting.stats import read_telemetry
 
 
@@ -19,6 +21,14 @@ def real_engine(model: Path, *, max_num_seqs=8, **args):
     }
 
 
+# For tests that share an engine (conftest.py): they run in one process. What vLLM imports warns; that is not for our
+# tests to judge.
+ON_SHARED = [
+    pytest.mark.real,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.xdist_group("engine"),
+]
 # Telemetry after every step: what finished before a kill is then told to the last step.
 TELLING = "import batchgen.reporting.stats as s; s.SAMPLE_S = 0.0; from batchgen.cli import main; main()"
 

@@ -2,10 +2,10 @@
 
 import pytest
 from helpers_hostile import FAILED, MARKS, SENT, write_hostile
-from helpers_real import real_engine, run_to_end
-from helpers_run import rows, write_job
+from helpers_real import ON_SHARED, real_engine
+from helpers_run import rows, start, write_job
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = ON_SHARED
 SEPARATOR = 5  # <file_sep>, a special token of the demo model
 
 
@@ -20,8 +20,8 @@ def found(out):
 
 
 @pytest.mark.long
-def test_hostile_documents_are_summarized_like_others(tmp_path, out, model_folder):
-    assert run_to_end(job(tmp_path, model_folder, sampling={"max_tokens": 12})) == 0
+def test_hostile_documents_are_summarized_like_others(tmp_path, out, model_folder, lent):
+    assert start(job(tmp_path, model_folder, sampling={"max_tokens": 12})).exit_status == 0
     assert {name for name, row in found(out).items() if row["status"] == "ok"} == {*SENT, "big"}
     assert len(rows(out)) == len(SENT) + 1 + FAILED
     for name in SENT:
@@ -29,12 +29,12 @@ def test_hostile_documents_are_summarized_like_others(tmp_path, out, model_folde
 
 
 def test_a_special_token_that_ends_the_reasoning_is_seen_and_a_cut_answer_is_asked_for_again(
-    tmp_path, out, model_folder
+    tmp_path, out, model_folder, lent
 ):
     """The engine may answer with that token only: behind the last of them stands nothing."""
     answers = {"reasoning_end": "<file_sep>", "retry_max_tokens": 5}
     sampling = {"max_tokens": 2, "allowed_token_ids": [SEPARATOR]}
-    assert run_to_end(job(tmp_path, model_folder, answers=answers, sampling=sampling)) == 0
+    assert start(job(tmp_path, model_folder, answers=answers, sampling=sampling)).exit_status == 0
     for name in SENT:
         row = found(out)[name]
         assert (row["error_type"], row["finish_reason"], row["requests"]) == ("empty_output", "length", 2)

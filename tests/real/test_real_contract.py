@@ -1,10 +1,9 @@
 """The engine contract on real vLLM, both feeds: the tests of tests/contract/test_engines.py with other fixtures."""
 
-import psutil
 import pytest
+import test_engines
+from helpers_real import ON_SHARED
 from test_engines import (  # noqa: F401  collected here once more
-    MAX_MODEL_LEN,
-    MAX_NUM_SEQS,
     requests,
     run,
     test_a_completion_belongs_to_its_request,
@@ -22,33 +21,18 @@ from batchgen.data import Request
 from batchgen.engines.vllm import GenerateEngine, VllmEngine
 from batchgen.job.config import Sampling
 
-# vLLM and what it imports warn a lot; that is not for our tests to judge.
-# One group: all tests of a feed share an engine, so they run in one process.
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.timeout(400),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("engine-contract"),
-]
+pytestmark = ON_SHARED
 
 
 @pytest.fixture(scope="module", params=[VllmEngine, GenerateEngine], ids=["rolling", "generate"])
-def shared_engine(request, model_folder, tmp_path_factory):
-    """One engine for all tests of a feed: a start takes half a minute."""
-    args = {
-        "model": str(model_folder),
-        "max_num_seqs": MAX_NUM_SEQS,
-        "max_model_len": MAX_MODEL_LEN,
-        "enforce_eager": True,
-        "block_size": 32,
-        "kv_cache_memory_bytes": 1 << 29,
-    }
+def shared_engine(request, lent_to_module, tmp_path_factory):
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    engine = request.param(args, Sampling(temperature=0, ignore_eos=True), log=log)
-    yield engine
-    engine.close()
-    engine.close()
-    assert not [one for one in psutil.Process().children(recursive=True) if "VLLM::" in " ".join(one.cmdline())]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_engines, "MAX_MODEL_LEN", lent_to_module.limits.max_model_len)
+        patch.setattr(test_engines, "MAX_NUM_SEQS", lent_to_module.info.max_num_seqs)
+        engine = request.param({}, Sampling(temperature=0, ignore_eos=True), log=log)
+        yield engine
+        engine.close()
 
 
 @pytest.fixture
@@ -64,11 +48,11 @@ def engine(shared_engine):
 def test_a_prompt_that_vllm_refuses_harms_no_other(engine):
     """Our own length rule comes first; what it lets through by mistake is one failed document."""
     wanted = requests(6, first=300)
-    wanted.insert(3, Request("too-long", [65] * (MAX_MODEL_LEN + 1), 4))
+    wanted.insert(3, Request("too-long", [65] * (engine.limits.max_model_len + 1), 4))
     found = {one.custom_id: one for one in run(engine, wanted)}
     assert len(found) == 7
     assert {name for name, one in found.items() if one.error is not None} == {"too-long"}
-    assert "512" in found["too-long"].error
+    assert str(engine.limits.max_model_len) in found["too-long"].error
 
 
 def test_texts_decoded_in_bulk_are_those_of_vllm(engine, monkeypatch):

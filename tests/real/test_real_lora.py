@@ -1,39 +1,29 @@
 """A LoRA adapter on real vLLM: it changes what every request answers, and one that vLLM does not take is told."""
 
-import gc
 import json
 
 import pytest
 from helpers_hub import COMMIT, fill
 from helpers_lora import write_random_adapter
-from helpers_real import real_engine, run_to_end
+from helpers_real import ON_SHARED, real_engine, run_to_end
 from helpers_run import record, rows, write_job, write_jsonl
 from test_engines import run
 
 from batchgen.data import Request
-from batchgen.engines import processes
 from batchgen.engines.vllm import GenerateEngine, VllmEngine
 from batchgen.errors import EngineError
 from batchgen.job.config import Sampling
 from batchgen.models.adapter import resolve
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
-
-
-def engines():
-    """Processes of vLLM below this one."""
-    return [one for one in processes.children() if "VLLM::" in " ".join(one.cmdline())]
+pytestmark = ON_SHARED
 
 
 @pytest.mark.parametrize("feed", [VllmEngine, GenerateEngine])
-def test_every_request_uses_the_adapter(tmp_path, model_folder, feed):
+def test_every_request_uses_the_adapter(tmp_path, model_folder, lent, feed):
     from vllm import SamplingParams
 
-    before = set(engines())  # another test of this process can hold one
     adapter = resolve(str(write_random_adapter(tmp_path / "adapter", model_folder)))
-    args = real_engine(model_folder, max_num_seqs=4, enable_lora=True, max_lora_rank=8)["args"]
-    args |= {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 29}
-    engine = feed(args, Sampling(temperature=0), log=tmp_path / "engine.log", adapter=adapter)
+    engine = feed({}, Sampling(temperature=0), log=tmp_path / "engine.log", adapter=adapter)
     try:
         assert engine.info.adapter == str(tmp_path / "adapter")
         requests = [Request(f"r{n}", list(range(65 + n, 85 + n)), 16) for n in range(6)]
@@ -50,9 +40,8 @@ def test_every_request_uses_the_adapter(tmp_path, model_folder, feed):
         with pytest.raises(EngineError, match=f"vLLM does not take the adapter {tmp_path}/unknown: .*DoRA"):
             engine._load(unknown)
     finally:
+        engine.llm.llm_engine.remove_lora(1)  # the other feed has the same engine
         engine.close()
-    gc.collect()  # the error that was caught held on to the engine: let it go while its warnings are not ours
-    assert not set(engines()) - before
 
 
 @pytest.mark.long

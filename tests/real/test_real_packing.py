@@ -4,14 +4,14 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-from helpers_real import real_engine, run_to_end
-from helpers_run import rows, write_job, write_jsonl
+from helpers_real import ON_SHARED, real_engine
+from helpers_run import rows, start, write_job, write_jsonl
 
 from batchgen.reporting.stats import read_telemetry
 
 TOP = Path(__file__).parents[2]
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = ON_SHARED
+DOCUMENTS = 12
 
 
 def paragraphs(limit):
@@ -37,30 +37,31 @@ def nearest(summary, texts):
     return scores.index(max(scores))
 
 
-def test_each_row_is_that_of_its_document_whatever_the_model_makes_of_packs(tmp_path, out, model_folder):
-    texts = paragraphs(24)
-    assert len(texts) == 24
+def test_each_row_is_that_of_its_document_whatever_the_model_makes_of_packs(tmp_path, out, model_folder, lent):
+    texts = paragraphs(DOCUMENTS)
+    assert len(texts) == DOCUMENTS
     write_jsonl(tmp_path / "a.jsonl", [{"id": f"d{n}", "text": text} for n, text in enumerate(texts)])
     job = write_job(
         tmp_path,
         [{"path": str(tmp_path / "a.jsonl"), "id_field": "id"}],
         prompt={"system": "You write summaries.", "user": "{{ text }}\n\nSummarize the text above in one sentence."},
-        engine=real_engine(model_folder, max_num_seqs=8),
-        sampling={"max_tokens": 40},
+        engine=real_engine(model_folder),
+        sampling={"max_tokens": 32},
         packing={"mode": "on", "max_documents": 3},
     )
-    assert run_to_end(job) == 0
+    assert start(job).exit_status == 0
     report = json.loads((out / "report.json").read_text())
     found = rows(out)
-    assert sorted(row["id"] for row in found) == sorted(f"d{n}" for n in range(24))
-    assert report["attempt"]["packs"] == 8
-    assert report["packing"]["documents"] + sum(report["packing"]["fallbacks"].values()) == 24
+    assert sorted(row["id"] for row in found) == sorted(f"d{n}" for n in range(DOCUMENTS))
+    assert report["attempt"]["packs"] == DOCUMENTS // 3
+    assert report["packing"]["documents"] + sum(report["packing"]["fallbacks"].values()) == DOCUMENTS
     assert "request_failed" not in report["packing"]["fallbacks"]  # vLLM takes the schema
     for column, told in (("prompt_tokens", "prompt"), ("completion_tokens", "output")):
         assert sum(row[column] for row in found) == report["attempt"]["tokens"][told]
     for row in found:
         if row["pack_size"] > 1:
             assert nearest(row["summary"], texts) == int(row["id"][1:])
+    assert report["engine"]["args"]["structured_outputs_config"]["disable_any_whitespace"]
     # Constrained: an answer is a list from its first character on, with nothing between its items.
     events = [one for path in out.glob("telemetry-*") for one in read_telemetry(path) if one["event"] == "pack_refused"]
     assert all(re.match(r'\[\{"label": ?"[a-f][0-9a-f]{3}", ?"summary": ?"', one["text"]) for one in events)

@@ -1,11 +1,11 @@
 """Real vLLM: long documents in pieces beside short ones, which do not wait for them. With -s the figures are told."""
 
 import pytest
-from helpers_real import real_engine, run_to_end
-from helpers_run import by_id, record, write_job, write_jsonl
+from helpers_real import ON_SHARED, real_engine
+from helpers_run import by_id, record, start, write_job, write_jsonl
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
-LONG, SHORT = 3, 40
+pytestmark = ON_SHARED
+LONG, SHORT = 2, 20
 
 
 def long_text(n):
@@ -13,21 +13,21 @@ def long_text(n):
     return "\n\n".join(
         f"On day {day} the harbour board of town {n} met about the {places[day % 6]}. It agreed to spend {day * 7} "
         f"crowns on it, and to look at it again in {day % 12 + 1} months, when the winter is over."
-        for day in range(60)
+        for day in range(50)
     )
 
 
 @pytest.mark.parametrize("policy", ["map_reduce", pytest.param("refine", marks=pytest.mark.long)])
-def test_short_documents_finish_while_long_ones_are_under_way(tmp_path, out, model_folder, policy):
+def test_short_documents_finish_while_long_ones_are_under_way(tmp_path, out, model_folder, lent, policy):
     documents = [record(f"long-{n}", text=long_text(n)) for n in range(LONG)] + [record(n) for n in range(SHORT)]
     job = write_job(
         tmp_path,
         [write_jsonl(tmp_path / "a.jsonl", documents)],
-        engine=real_engine(model_folder, max_num_seqs=8, max_model_len=640),
-        sampling={"max_tokens": 48},
+        engine=real_engine(model_folder, max_model_len=640),
+        sampling={"max_tokens": 24},
         long_documents={"policy": policy, "overlap_tokens": 16},
     )
-    assert run_to_end(job) == 0
+    assert start(job).exit_status == 0
     found = by_id(out)
     assert len(found) == LONG + SHORT
     assert {row["status"] for row in found.values()} == {"ok"}

@@ -7,7 +7,8 @@ import pytest
 from helpers_real import kill_group, real_engine, run_to_end, started, wait_for
 from helpers_run import by_id, record, rows, start, write_job, write_jsonl
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+# Its short form is in test_real_survival.py.
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(900)]
 DOCUMENTS = 28
 
 

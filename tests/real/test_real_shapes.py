@@ -5,14 +5,13 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
-from helpers_real import real_engine, run_to_end
+from helpers_real import ON_SHARED, real_engine
 from helpers_run import by_id, record, rows, start, write_job, write_jsonl
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = ON_SHARED
 
 
-def test_four_inputs_of_four_shapes(tmp_path, out, model_folder):
+def test_four_inputs_of_four_shapes(tmp_path, out, model_folder, lent):
     def item(where, **more):
         return where | {"id_field": "id", "keep": ["title"]} | more
 
@@ -29,8 +28,13 @@ def test_four_inputs_of_four_shapes(tmp_path, out, model_folder):
         item({"path": str(tmp_path / "c.parquet")}),
         item({"dataset": {"path": "json", "data_files": f"{tmp_path}/d/*.jsonl"}}, text_field="body.text"),
     ]
-    job = write_job(tmp_path, inputs, engine=real_engine(model_folder), sampling={"max_tokens": 16})
-    assert run_to_end(job) == 3  # some documents are broken on purpose
+    job = write_job(
+        tmp_path,
+        inputs,
+        engine=real_engine(model_folder),
+        sampling={"max_tokens": 16},
+    )
+    assert start(job).exit_status == 3  # some documents are broken on purpose
     found = by_id(out)
     report = json.loads((out / "report.json").read_text())
     done = {key for key, row in found.items() if row["status"] == "ok"}

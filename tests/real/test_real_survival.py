@@ -1,5 +1,6 @@
 """Signals, kills and hangs on real vLLM: how a run ends, what is committed, and that no process is left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers_real import kill_group, real_engine, wait_for
-from helpers_run import by_id, record, rows, write_job, write_jsonl
+from helpers_run import by_id, record, rows, start, write_job, write_jsonl
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 TEXT = "The ferry company of {n} Bay sold {n} boats on day {n} and will close its office in the old harbour this year."
@@ -62,10 +63,11 @@ def command(process: psutil.Process) -> str:
 
 @contextmanager
 def running(job: Path, out: Path):
-    """A run whose engine works: some parts are on disk."""
+    """A run whose engine works: some parts of this start are on disk."""
+    before = set(out.glob("summaries/part-*"))
     run = Run(job)
     try:
-        wait_for(lambda: any(out.glob("summaries/part-*")), timeout=400, child=run.child)
+        wait_for(lambda: set(out.glob("summaries/part-*")) - before, timeout=400, child=run.child)
         yield run
     finally:
         kill_group(run.child)
@@ -109,15 +111,41 @@ def usr1(run):
     os.killpg(run.child.pid, signal.SIGUSR1)
 
 
-@pytest.mark.parametrize(
-    "send",
-    [
-        to_every_process,
-        pytest.param(to_parent, marks=pytest.mark.long),
-        pytest.param(to_foreground_group, marks=pytest.mark.long),
-        pytest.param(usr1, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.xdist_group("engine")  # the largest group: it begins first, and no two engines share the cores
+def test_a_run_comes_to_its_end_through_kill_signal_and_the_death_of_its_engine(job, out):
+    """The short form of the long tests below, one start after the other."""
+    with running(job, out) as run:
+        processes = run.processes()
+        assert len(processes) >= 2
+        run.child.kill()
+        run.child.wait()
+        assert left(processes, within_s=15) == []
+    committed = rows(out)
+    with running(job, out) as run:
+        before = len(rows(out))
+        to_every_process(run)
+        ends_interrupted(run, out, before)
+    report = json.loads((out / "report.json").read_text())
+    assert report["attempt"]["documents"]["ok"] == len(rows(out)) - len(committed)
+    assert [row for row in rows(out) if row in committed] == committed
+    committed = rows(out)
+    with running(job, out) as run:
+        run.core().kill()
+        assert run.child.wait(600) == 0
+        assert "its process is gone" in run.err.read_text()
+    found = by_id(out)
+    assert len(rows(out)) == len(found) == COUNT
+    assert {row["status"] for row in found.values()} == {"ok"}
+    assert max(row["attempts"] for row in found.values()) == 2
+    assert [row for row in rows(out) if row in committed] == committed
+    report = json.loads((out / "report.json").read_text())
+    assert report["attempt"]["documents"]["ok"] == COUNT - len(committed)  # nothing was done twice
+    assert report["engine"]["kv_cache_tokens"] > 0
+    assert start(job).report["attempt"]["requests"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("send", [to_every_process, to_parent, to_foreground_group, usr1])
 def test_a_signal_lets_the_run_drain(job, out, send):
     with running(job, out) as run:
         before = len(rows(out))
@@ -142,6 +170,7 @@ def test_a_signal_while_the_engine_starts(job, out):
         kill_group(run.child)
 
 
+@pytest.mark.long
 def test_a_killed_parent_leaves_no_process(job, out):
     with running(job, out) as run:
         processes = run.processes()
@@ -164,11 +193,12 @@ def test_a_second_signal_leaves_at_once_and_leaves_nothing(job, out):
         assert left(processes, within_s=15) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         (lambda core: core.kill(), "its process is gone"),
-        pytest.param(lambda core: core.suspend(), "no sign of work for 15 s", marks=pytest.mark.long),
+        (lambda core: core.suspend(), "no sign of work for 15 s"),
     ],
     ids=["killed", "stopped"],
 )

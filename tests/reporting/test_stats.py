@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,35 @@ def test_telemetry_that_cannot_be_written_stops_the_run(tmp_path):
     telemetry = Telemetry(tmp_path / "none" / "t.jsonl")
     with pytest.raises(OutputError, match="cannot be written"):
         telemetry.event("commit")
+
+
+def test_what_other_threads_see_is_now_and_changes_nothing(clock):
+    stats = Stats()
+    stats.engine_started(2.0)
+    clock.now += 3
+    stats.completed(Completion("1", completion_tokens=5))
+    before = dataclasses.replace(stats.counts)
+    seen = stats.seen()
+    assert stats.counts == before
+    now = stats.now()
+    assert dataclasses.replace(seen, peak_rss_bytes=0) == dataclasses.replace(now, peak_rss_bytes=0)
+    assert (seen.total_s, seen.steady_s, seen.generated_tokens) == (3, 3, 5)
+
+
+def test_all_times_are_those_before_and_after_the_sample():
+    stats = Stats()
+    for n, seconds in enumerate((1.0, 2.0, 4.0)):
+        stats.completed(Completion(str(n), ttft_s=seconds))
+        if n == 1:
+            assert len(stats.take_times()["ttft_s"]) == 2
+    assert [len(stats.times["ttft_s"]), len(stats.all_times()["ttft_s"])] == [1, 3]
+    assert len(stats.all_times()["ttft_s"]) == 3  # asking takes nothing
+
+
+def test_commits_are_counted_with_the_time_of_the_last():
+    stats = Stats()
+    assert stats.committed_at is None
+    stats.committed(3)
+    stats.committed(4)
+    assert (stats.commits, stats.committed_rows) == (2, 7)
+    assert abs(stats.committed_at - time.time()) < 60

@@ -64,7 +64,7 @@ def test_one_that_is_killed_costs_no_row(tmp_path, out):
     assert "its process has ended" in outcome.report["notes"]["engine deaths"][0]
 
 
-@pytest.mark.parametrize("way", ["die_on", "hang_on"])
+@pytest.mark.parametrize("way", ["die_on", pytest.param("hang_on", marks=pytest.mark.long)])
 def test_a_document_that_kills_engines_fails_alone(tmp_path, out, way):
     records = [record(n, text=f"Day {n}: {POISON} was opened.") if n == 13 else record(n) for n in range(40)]
     outcome = start(job(tmp_path, records, **{way: POISON}))

@@ -64,7 +64,6 @@ CONTENT = st.sampled_from([bytes(8), b"\xff" * 8, b"\x80" + bytes(7), b"contents
 ROWS = st.lists(st.tuples(KEYS, CONTENT, st.booleans()), max_size=30, unique_by=lambda one: one[0])
 
 
-@settings(deadline=None, max_examples=300)
 @given(rows=ROWS, visits=st.lists(st.tuples(KEYS, CONTENT), max_size=60), again=st.booleans())
 def test_any_visits_over_any_rows_are_told_as_a_dict_would(rows, visits, again):
     if again:
@@ -175,7 +174,6 @@ def test_loading_many_parts_has_no_peak_beside_the_index():
     assert peak / 500_000 < 32 + 8  # 8: the 65,536 rows that are spread over the buckets at once
 
 
-@settings(deadline=None, max_examples=100)
 @given(rows=st.lists(KEYS, max_size=40), part=st.integers(1, 9))
 def test_keys_with_several_rows_are_told(rows, part):
     keys = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 16)
