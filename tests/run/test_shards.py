@@ -7,15 +7,22 @@ import time
 
 import pytest
 import yaml
+from helpers_data import document
 from helpers_run import SENTENCE, by_id, command, record, rows, start, write_job, write_jsonl
 
+from batchgen.data import Completion
 from batchgen.errors import FingerprintError, LockedError
 from batchgen.executors import identity, inspection
 from batchgen.executors.checking import check
+from batchgen.executors.packing import Packing
 from batchgen.job import jobfile
+from batchgen.reporting.stats import Stats
 from batchgen.shards import Shard
 from batchgen.storage import rundir
+from batchgen.storage.kept_answers import KeptAnswers
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.strikes import Strikes
+from batchgen.workflows.auto import Turn
 
 COUNT = 60
 
@@ -335,3 +342,44 @@ def test_reports_of_another_number_of_shards_are_not_added_up(job, out):
     start(job)
     assert inspection.report(out)["shards"] == []
     assert not list(out.glob("report-*"))
+
+
+# What is decided once for all
+
+
+def test_of_two_shards_that_measure_packing_the_first_decides_for_both(tmp_path, out, caplog):
+    records = [record(n) for n in range(200)]
+    job = write_job(
+        tmp_path, [write_jsonl(tmp_path / "a.jsonl", records)],
+        packing={"mode": "auto", "max_documents": 2}, checkpoint={"rows": 20},
+    )  # fmt: skip
+    caplog.set_level("INFO", "batchgen")
+    all_shards(job, 2)
+    decided = json.loads((out / "run.json").read_text())["decisions"]["packing"]
+    assert "packing: as decided before" in caplog.text
+    # A shard that had begun to measure when another decided takes that.
+    with RunDirectory(out, Shard(0, 2)) as held:
+        checked = check(jobfile.load(job, ()))
+        packing = Packing(checked, held, Stats(), None, frame=lambda _: (), left=lambda: None)
+        other = "off" if decided["mode"] == "on" else "on"
+        held.write_run(held.read_run() | {"decisions": {"packing": decided | {"mode": other}}})
+        assert packing._decide(Turn(packing=False, wanted=9), Turn(packing=True, wanted=9)) is (other == "on")
+        assert held.read_run()["decisions"]["packing"]["mode"] == other
+
+
+def test_pieces_and_strikes_of_another_number_of_shards_are_found(job, out):
+    with RunDirectory(out, Shard(1, 4)) as run:
+        kept = KeptAnswers(run, fingerprint="f", interval_s=0)
+        kept.keep(document(1), b"p", [Completion("x", text="kept")])
+        kept.write()
+        Strikes(run.strikes_json, limit=1, owner=run.owner).add([document(2).key])
+    with RunDirectory(out, Shard(0, 2)) as run:
+        (found,) = KeptAnswers(run, fingerprint="f", interval_s=0).find(document(1), b"p")
+        assert found.text == "kept"
+        strikes = Strikes(run.strikes_json, limit=1, owner=run.owner, others=run.of_other_counts(run.path, "strikes"))
+        assert strikes.suspects([document(2).key])
+    all_shards(job, 2)
+    assert len(list(out.glob("pieces/*"))) == len(list(out.glob("strikes-*"))) == 1
+    start(job)
+    assert not list(out.glob("pieces/*"))
+    assert not list(out.glob("strikes-*"))
