@@ -30,8 +30,10 @@ MOMENTS = {
 }
 PLAIN = State()
 EDITED = State(edited=frozenset({0, 2, 9, 21, 43, 52}), appended=3)
-GONE = State(edited=frozenset({40, 41, 5}), gone=frozenset({"ids/b.jsonl.gz"}), appended=2)
-HISTORIES = ((PLAIN,), (PLAIN, EDITED), (PLAIN, GONE), (PLAIN, EDITED, GONE), (GONE, PLAIN))
+# An edit is never taken back: of an old row that stands beside a newer one the content would be the wanted one again.
+GONE = State(edited=EDITED.edited | {40, 41, 5}, gone=frozenset({"ids/b.jsonl.gz"}), appended=4)
+FEWER = State(gone=frozenset({"ids/a.jsonl", "ids/c.parquet"}))
+HISTORIES = ((PLAIN,), (PLAIN, EDITED), (PLAIN, GONE), (PLAIN, EDITED, GONE), (FEWER, EDITED), (PLAIN, FEWER, EDITED))
 _FIRST, _SEEDS = int(os.environ.get("SEED") or 0), int(os.environ.get("KILLS") or 40)
 
 
