@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Outcome:
     report_md: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
     """What a pass leaves behind. retrying: it was one of `retry-failed`."""
 
@@ -42,6 +42,7 @@ class Ending:
     line: Line
     reading: Reading
     retrying: bool
+    _unmet: KeySet = field(default_factory=KeySet.empty)  # rows of documents that are none of the shard's
 
     @property
     def directory(self) -> RunDirectory:
@@ -55,10 +56,11 @@ class Ending:
         """After a whole pass: one row a document. The number of orphans moved."""
         with self.directory.alone():
             plan.counted(self.directory, self._counted())
-        # A shard does not know what the others have met: what none has, only a pass over all of it can tell.
-        whole = self.reading.complete and self.directory.shard.is_whole
-        orphans = self.line.index.unseen() if whole else KeySet.empty()
+        unmet = self.line.index.unseen() if self.reading.complete else KeySet.empty()
         self.line.index.clear()
+        # A shard does not know what the others have met: what none has, only a pass over all of it can tell.
+        orphans = unmet if self.directory.shard.is_whole else KeySet.empty()
+        self._unmet = KeySet.empty() if self.directory.shard.is_whole else unmet
         if len(orphans) or self.reading.edited or self.reading.retried:
             checkpoint.settle(self.view, orphans)
         if self.reading.complete:
@@ -83,7 +85,7 @@ class Ending:
         settled = failure is None  # so each document has one row
         line.index.clear()
         unique = settled or not (reading.edited or reading.retried)
-        rows = report.read_rows(self.directory, self.sink, unique=unique, view=self.view)
+        rows = report.read_rows(self.directory, self.sink, unique=unique, view=self.view, unmet=self._unmet)
         inputs = {one.source: one.input for one in line.plan.files}
         listed = None
         try:

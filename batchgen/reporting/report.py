@@ -6,6 +6,7 @@ divide by the engine's steady and drain time of the same scope and are null wher
 `build` makes the report of an attempt that ends; `afresh` that of a run as it lies there.
 """
 
+import contextlib
 import functools
 import json
 from collections import Counter
@@ -28,6 +29,7 @@ from batchgen.reporting.stats import Counts, counts_of
 from batchgen.reporting.told import Told, told
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.storage.checkpoint import repeated_keys, superseded
+from batchgen.storage.index import KeySet
 from batchgen.storage.rundir import RunDirectory
 from batchgen.storage.view import View
 from batchgen.text import harmless
@@ -129,14 +131,19 @@ _READ = [
 ]  # fmt: skip
 
 
-def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False, view: View | None = None) -> Rows:
+def read_rows(
+    run: RunDirectory, sink: Sink, *, unique: bool = False, view: View | None = None, unmet: KeySet | None = None
+) -> Rows:
     """The sums over all committed parts, the newest row of each key; a part that vanishes meanwhile is left out.
 
     unique: each key is known to have one row, so that nobody has to look for older ones. view: of a shard's rows.
+    unmet: keys of rows that are none of the shard's documents, after it has read all of them.
     """
     view = view or View(run, sink)
     rows = Rows()
     old = rows.old = {} if unique else superseded(view, repeated_keys(view))
+    if unmet:
+        old = rows.old = _among(view, unmet)
     for path in view.parts():
         failed = rows.status["failed"]
         try:
@@ -153,6 +160,16 @@ def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False, view: View
         if rows.status["failed"] > failed:
             rows.with_failed.append(path)
     return rows
+
+
+def _among(view: View, keys: KeySet) -> dict[Path, set[str]]:
+    """By part its rows' keys (hex) that are among these."""
+    found = {}
+    for path in view.parts():
+        with contextlib.suppress(DamagedPartError):
+            held = view.read_keys(path).keys
+            found[path] = {key.tobytes().hex() for key in held[keys.places(held) >= 0]}
+    return {path: some for path, some in found.items() if some}
 
 
 @dataclass(frozen=True, slots=True)

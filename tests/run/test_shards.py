@@ -208,8 +208,10 @@ def test_an_id_in_two_shares_has_a_row_of_each_until_a_start_over_all(tmp_path, 
 def test_rows_of_documents_that_are_gone_are_moved_by_a_start_over_all(job, out, tmp_path):
     all_shards(job, 2)
     write_jsonl(tmp_path / "in/b.jsonl", map(record, range(40, 50)))
-    all_shards(job, 2)
+    told = [one.report["documents"] for one in all_shards(job, 2)]
     assert len(rows(out)) == COUNT
+    assert sum(one["ok"] for one in told) == sum(one["total"] for one in told) == COUNT - 10
+    assert [one["pending"] for one in told] == [0, 0]
     assert not any((out / "orphans").glob("part-*"))
     outcome = start(job)
     assert outcome.report["notes"]["orphans"] == 10
