@@ -56,6 +56,7 @@ class Runs(RuleBasedStateMachine):
         self.new = 0  # the number of the latest version or prompt
         self.prompt = 0
         self.before: list[dict] = []  # rows before the step
+        self.shards = False  # whether some worked side by side
 
     def teardown(self):
         shutil.rmtree(self.folder)
@@ -157,6 +158,7 @@ class Runs(RuleBasedStateMachine):
 
     @rule(count=shard_counts)
     def run_in_shards(self, count):
+        self.shards = True
         for number in range(count):
             outcome = start(self._job(), shard=Shard(number, count))
             assert outcome.exit_status == 0
@@ -168,6 +170,7 @@ class Runs(RuleBasedStateMachine):
     )
     def run_in_shards_and_crash(self, count, at, moment, nth, often):
         """All at the same time, and one of them dies."""
+        self.shards = True
         self._job()
         cue = Cue(moment, nth * often if moment.startswith("lines") else nth)
         children = [
@@ -224,6 +227,8 @@ class Runs(RuleBasedStateMachine):
         keys = {row["doc_key"] for row in now}
         newest = {row["doc_key"]: row for row in sorted(self.before, key=lambda row: row["finished_at"])}
         gone = [row for row in newest.values() if row not in now]
+        counts = Counter(row["doc_key"] for row in self.before)
+        side_by_side = {key for key, count in counts.items() if count > 1 and self.shards}
         moved = self._orphans()
         held = self._documents()
         for row in gone:
@@ -231,7 +236,8 @@ class Runs(RuleBasedStateMachine):
             if key in keys:
                 retried = row["error_type"] == "request_failed"
                 edited = row["content_hash"] not in held.get(key, ()) or len(held[key]) > 1
-                assert retried or edited, f"replaced: {row}"
+                # Rows of an id that stood twice were made side by side: which of them holds is not told by the time.
+                assert retried or edited or key in side_by_side, f"replaced: {row}"
             else:
                 assert row in moved, f"lost: {row}"
         self.before = now
