@@ -11,6 +11,56 @@ from batchgen.reporting.stats import TIMES, Counts, counts_from, read_telemetry
 
 
 @dataclass(slots=True)
+class Load:
+    """What engines had to do while documents came: sums over seconds, between two samples the mean of both.
+
+    tail_s: seconds in which no more came and less than half of what the engines can run was left.
+    """
+
+    running: float = 0.0
+    waiting: float = 0.0
+    usage: float = 0.0
+    running_s: float = 0.0
+    usage_s: float = 0.0
+    usage_max: float | None = None
+    tail_s: float = 0.0
+    before: tuple[float, float, float] | None = None  # running, waiting and usage of the sample before
+
+    def add(self, other: "Load") -> None:
+        for name in ("running", "waiting", "usage", "running_s", "usage_s", "tail_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.usage_max = max((one.usage_max for one in (self, other) if one.usage_max is not None), default=None)
+
+    def told(self) -> dict[str, float | None]:
+        return {
+            "running": round(self.running / self.running_s, 2) if self.running_s else None,
+            "waiting": round(self.waiting / self.running_s, 2) if self.running_s else None,
+            "kv_cache_usage": round(self.usage / self.usage_s, 4) if self.usage_s else None,
+            "kv_cache_usage_max": None if self.usage_max is None else round(self.usage_max, 4),
+        }
+
+    def sample(self, event: Mapping[str, Any], seconds: float, *, seats: int, draining: bool) -> None:
+        """seats: requests that the engines can run at once. draining: no more documents came."""
+        if event.get("running") is None:
+            return
+        usage = event.get("kv_cache_usage")
+        now = (event["running"], event.get("waiting") or 0, usage or 0.0)
+        running, waiting, used = (sum(pair) / 2 for pair in zip(self.before or now, now, strict=True))
+        self.before = now
+        if usage is not None:
+            self.usage_max = max(self.usage_max or 0.0, usage)
+        if draining:
+            self.tail_s += seconds if 2 * running < seats else 0.0
+            return
+        self.running += running * seconds
+        self.waiting += waiting * seconds
+        self.running_s += seconds
+        if usage is not None:
+            self.usage += used * seconds
+            self.usage_s += seconds
+
+
+@dataclass(slots=True)
 class Told:
     """Sums over samples of one attempt, or of several.
 
@@ -29,6 +79,8 @@ class Told:
     joules: float = 0.0
     powered_s: float = 0.0
     memory_bytes: int = 0  # the most that one GPU had in use
+    shared: dict[str, int] | None = None
+    load: Load = field(default_factory=Load)
 
     def add(self, other: "Told") -> None:
         """Take in another attempt; of `gpus` and `memory_bytes` the highest, and no end."""
@@ -37,6 +89,10 @@ class Told:
             buckets += other.times[name]  # noqa: PLW2901  it is the same object
         self.gpus = max(self.gpus, other.gpus)
         self.memory_bytes = max(self.memory_bytes, other.memory_bytes)
+        self.load.add(other.load)
+        if other.shared is not None:
+            mine = self.shared or other.shared
+            self.shared = {name: min(mine[name], tokens) for name, tokens in other.shared.items()}
         for name in ("gpu_s", "busy_s", "watched_s", "joules", "powered_s"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -58,13 +114,15 @@ def told(path: Path, counts: Counts | None = None) -> Told:
     """What an attempt told. counts: those that hold where the attempt goes on; else the last it told."""
     found = Told()
     last: Mapping[str, Any] = {}
+    seats = 0
     before: datetime | None = None  # the sample before, or the engine's start
     for event in read_telemetry(path) if path.exists() else ():
         last = event.get("counts", last)
         found.end = event if event.get("event") == "end" else None
         if event.get("event") == "engine":
             found.gpus = max(found.gpus, len(event.get("gpus") or ()))
-            before = _at(event)
+            seats = (event.get("max_num_seqs") or 0) * (event.get("replicas") or 1)
+            before, found.load.before = _at(event), None
         elif event.get("event") == "sample":
             for name, buckets in found.times.items():
                 told_of = (event.get("times") or {}).get(name) or {}
@@ -72,6 +130,8 @@ def told(path: Path, counts: Counts | None = None) -> Told:
             at = _at(event)
             seconds = (at - before).total_seconds() if at and before else 0.0
             before = at
+            found.shared = event.get("shared") or found.shared
+            found.load.sample(event, max(0.0, seconds), seats=seats, draining=counts_from(last).drain_s > 0)
             for gpu in event.get("gpus") or ():
                 _add_gpu(found, gpu, max(0.0, seconds))
     found.counts = counts_from(last) if counts is None else counts

@@ -120,7 +120,7 @@ def test_a_worked_example(run):
     assert attempt["tokens"] == {"prompt": 900, "cached": 288, "output": 200, "reasoning": 55, "wasted": 60}
     assert attempt["seconds"] == {
         "total": 100.0, "engine_start": 12.5, "steady": 60.0, "drain": 20.0, "commit": 1.25, "starved": 3.0,
-        "encode": 4.5, "loop_cpu": 7.5,
+        "encode": 4.5, "loop_cpu": 7.5, "tail": 0.0,
     }  # fmt: skip
     # Over the 80 seconds in which the engine worked.
     assert attempt["rates"] == {"docs_per_s": 0.087, "prompt_tokens_per_s": 11.25, "output_tokens_per_s": 2.5}
