@@ -23,7 +23,7 @@ def engine(second, **more):
 def sample(second, running, *, usage=0.5, drain=0.0, **more):
     counts = {"total_s": float(second), "drain_s": drain, "requests": second}
     return {
-        "event": "sample", "at": at(second), "counts": counts, "running": running, "waiting": 2 * running,
+        "event": "sample", "at": at(second), "counts": counts, "running": running, "waiting": 2 * (running or 0),
         "kv_cache_usage": usage,
     } | more  # fmt: skip
 
