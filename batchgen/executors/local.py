@@ -173,7 +173,7 @@ class _Attempt:
             ),
             stats=self.stats,
             telemetry=telemetry,
-            progress=Progress(files, None if campaign is None else campaign.wanted),
+            progress=Progress(files, None if campaign is None else campaign.wanted, limit=self.options.limit),
             stop=self.stop,
             engine_ready=lambda info: self._note_engine(info, starter),
             documents=read_documents if campaign is None else campaign.documents,

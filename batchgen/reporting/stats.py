@@ -128,6 +128,11 @@ class Stats:
         self._first = self._first or time.monotonic()
         self._cpu = self._cpu or thread_time()
 
+    @property
+    def all_read(self) -> bool:
+        """Whether the reader has met the end, so that all documents there are have been counted."""
+        return self._last_input is not None
+
     def no_more_documents(self) -> None:
         self._last_input = self._last_input or time.monotonic()
 
