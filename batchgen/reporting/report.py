@@ -356,6 +356,11 @@ def _rate(count: int, seconds: float) -> float | None:
     return round(count / seconds, 3) if seconds > 0 else None
 
 
+def _milliseconds(value: float) -> str:
+    """The four digits that are known of it."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _money(value: float) -> str:
     """At least two digits behind the point, and four that mean something: 1,234.50, 0.8500, 0.001234."""
     places = 2 if abs(value) >= 100 or not value else max(2, 3 - math.floor(math.log10(abs(value))))
@@ -387,7 +392,7 @@ def _template() -> Template:
     environment.filters["rate"] = lambda value: "–" if value is None else f"{value:,.1f}"
     environment.filters["mib"] = lambda value: "–" if value is None else f"{value / (1 << 20):,.0f}"
     environment.filters["times"] = lambda value: (
-        f"{value['p50_ms']:,.4g} / {value['p95_ms']:,.4g}" if value["count"] else "–"
+        f"{_milliseconds(value['p50_ms'])} / {_milliseconds(value['p95_ms'])}" if value["count"] else "–"
     )
     environment.filters["money"] = lambda value: "–" if value is None else _money(value)
     environment.filters["hours"] = lambda value: f"{value:,.3f}"

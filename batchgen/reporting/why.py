@@ -87,8 +87,8 @@ def why(report: Mapping[str, Any], job: Mapping[str, Any]) -> list[dict[str, str
     case = Case(report, attempt, job)
     rules = RULES if case.working_s >= LEAST_S else {"start": _start}
     found = {name: advice for name, rule in rules.items() if (advice := rule(case)) is not None}
-    if not found and case.working_s >= LEAST_S:
-        found = {"engine": _engine(case)}
+    if not found.keys() - {"start"} and case.working_s >= LEAST_S:
+        found["engine"] = _engine(case)
     return [{"rule": name, "text": advice.text, "setting": advice.setting} for name, advice in found.items()]
 
 
@@ -99,7 +99,9 @@ def _start(case: Case) -> Advice | None:
     text = f"Starting the engine took {start:,.0f} of {total:,.0f} seconds ({start / total:.0%}): do more in one start"
     if case.args.get("enforce_eager"):
         return Advice("input", text)
-    return Advice("engine.args.enforce_eager: true", f"{text}, or do without CUDA graphs, which take most of it")
+    return Advice(
+        "engine.args.enforce_eager: true", f"{text}, or start without compiled graphs, which make steps faster"
+    )
 
 
 def _reading(case: Case) -> Advice | None:

@@ -322,3 +322,10 @@ def test_a_report_that_cannot_be_written_is_told(run, monkeypatch):
     (run.summaries / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         report.write(run, built)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(17830.0, "17,830"), (139.3, "139.3"), (0.05477, "0.05477"), (1215.0, "1,215")]
+)
+def test_times_are_shown_with_the_digits_that_are_known(value, shown):
+    assert report._milliseconds(value) == shown

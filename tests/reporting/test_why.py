@@ -130,7 +130,8 @@ def test_a_rule_is_met(rule, changes, setting, words):
     told = [one for one in found if one["rule"] == rule]
     assert [one["setting"] for one in told] == [setting], found
     assert words in told[0]["text"]
-    assert {one["rule"] for one in found} - {rule} <= ({"kv_cache"} if rule == "context" else set())
+    others = {"context": {"kv_cache", "engine"}, "start": {"engine"}}.get(rule, set())
+    assert {one["rule"] for one in found} - {rule} <= others
 
 
 @pytest.mark.parametrize(("rule", "changes"), BESIDE)
