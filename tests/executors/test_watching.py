@@ -5,6 +5,8 @@ import os
 import re
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from helpers_run import record, start, write_job, write_jsonl
@@ -49,7 +51,7 @@ def watch(monkeypatch, tmp_path):
         monkeypatch.setattr(watching.inspection, "status", lambda path: left.pop(0) if len(left) > 1 else left[0])
         monkeypatch.setattr(watching, "live", lambda run: going)
         monkeypatch.setattr(watching.shutil, "get_terminal_size", lambda: os.terminal_size((columns, rows)))
-        monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
         def sleep(_):
             now[0] += seconds
@@ -122,8 +124,8 @@ def test_a_real_run_is_watched_to_its_end(tmp_path, out, monkeypatch):
     stop = Stop()
     run = threading.Thread(target=lambda: start(job, "engine.fake.docs_per_s=20", stop=stop))
     run.start()
-    while not inspection_runs(out):
-        pass
+    while not has_begun(out):
+        time.sleep(0.01)
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("TERM", "xterm")
@@ -135,6 +137,6 @@ def test_a_real_run_is_watched_to_its_end(tmp_path, out, monkeypatch):
     assert " docs/s, " in screen.getvalue()
 
 
-def inspection_runs(out):
+def has_begun(out):
     """Whether the run has begun to write documents."""
     return (out / "run.json").exists() and any(out.glob("telemetry-*"))
