@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers_nvml import Gpu, install
 from helpers_run import record, rows, start, write_job, write_jsonl
+from prometheus_client.parser import text_string_to_metric_families
 
 from batchgen.reporting import report as reports
 from batchgen.reporting.stats import read_telemetry
@@ -42,6 +43,7 @@ def run(tmp_path_factory):
         job = write_job(
             folder, [lines], checkpoint={"rows": 5}, answers={"retry_max_tokens": 290}, failures={"max": 9},
             long_documents={"policy": "map_reduce"}, report={"cost": {"currency": "CHF", "per_gpu_hour": 2.5}},
+            metrics={"textfile": str(folder / "run.prom")},
         )  # fmt: skip
         sets = [
             f"engine.fake.tells={TELLS}", f"engine.fake.answers={json.dumps(ANSWERS)}", "packing.mode=true",
@@ -108,7 +110,44 @@ def in_markdown(run) -> dict[str, str]:
     return found
 
 
-SHOWN = {"report.md": in_markdown}
+# For Prometheus
+
+METRICS = {
+    "attempt.requests": "requests_total",
+    "attempt.packs": "packs_total",
+    "attempt.preemptions": "preemptions_total",
+    "attempt.prefix_cache.queries": "prefix_cache_queries_total",
+    "attempt.prefix_cache.hits": "prefix_cache_hits_total",
+    "attempt.documents.read": "documents_read_total",
+    "attempt.documents.done_before": "documents_done_before",
+    "attempt.rates.docs_per_s": "documents_per_second",
+    "attempt.rates.prompt_tokens_per_s": "prompt_tokens_per_second",
+    "attempt.rates.output_tokens_per_s": "output_tokens_per_second",
+    "attempt.latency.queue.count": "queue_time_seconds_count",
+    "attempt.latency.ttft.count": "time_to_first_token_seconds_count",
+    "attempt.latency.tpot.count": "time_per_output_token_seconds_count",
+    **{f"attempt.documents.{one}": f"documents_total {one}" for one in ("ok", "failed", "skipped")},
+    **{f"attempt.tokens.{one}": f"tokens_total {one}" for one in ("prompt", "cached", "output", "reasoning")},
+    **{
+        f"attempt.seconds.{one}": f"phase_seconds {one}"
+        for one in ("engine_start", "steady", "drain", "commit", "starved", "encode")
+    },
+    "exit_status": "exit_status",
+}
+
+
+def in_metrics(run) -> dict[str, str]:
+    """Those of the last attempt."""
+    told = {}
+    for family in text_string_to_metric_families((run.parent / "run.prom").read_text()):
+        for sample in family.samples:
+            labels = [value for name, value in sample.labels.items() if name not in {"run", "shard"}]
+            told[" ".join([sample.name.removeprefix("batchgen_"), *labels])] = sample.value
+    return {key: f"{told[name]:.2f}" for key, name in METRICS.items() if name in told}
+
+
+# form → (what is shown in it, how many figures at least)
+SHOWN = {"report.md": (in_markdown, 80), "metrics.textfile": (in_metrics, len(METRICS))}
 
 
 def is_shown(value, text) -> bool:
@@ -126,8 +165,9 @@ def is_shown(value, text) -> bool:
 
 @pytest.mark.parametrize("form", SHOWN)
 def test_what_a_person_reads_is_what_report_json_says(run, told, form):
-    shown = SHOWN[form](run)
-    assert len(shown) > 80
+    read, least = SHOWN[form]
+    shown = read(run)
+    assert len(shown) >= least
     for key, text in shown.items():
         value = figure(told, key)
         if key.endswith("_bytes") and value is not None:
