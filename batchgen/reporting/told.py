@@ -64,15 +64,15 @@ class Load:
 class Told:
     """Sums over samples of one attempt, or of several.
 
-    gpus: GPUs of the attempt's engines. gpu_s: the attempt's seconds times its GPUs. busy_s, watched_s, joules: seconds
-    in which GPUs computed, for which NVML told that, and what they took; summed over GPUs. powered_s: as watched_s, of
-    joules.
+    gpus: those that engines worked on, by UUID, or by shard and name where nobody tells it. gpu_s: seconds of each
+    attempt times its GPUs. busy_s, watched_s, joules: seconds in which GPUs computed, for which NVML told that, and what
+    they took; summed over GPUs. powered_s: as watched_s, of joules.
     """
 
     counts: Counts = field(default_factory=Counts)
     end: Mapping[str, Any] | None = None
     times: dict[str, Buckets] = field(default_factory=lambda: {name: Buckets() for name in TIMES})
-    gpus: int = 0
+    gpus: set[str] = field(default_factory=set)
     gpu_s: float = 0.0
     busy_s: float = 0.0
     watched_s: float = 0.0
@@ -83,11 +83,11 @@ class Told:
     load: Load = field(default_factory=Load)
 
     def add(self, other: "Told") -> None:
-        """Take in another attempt; of `gpus` and `memory_bytes` the highest, and no end."""
+        """Take in another attempt; of `memory_bytes` the highest, and no end."""
         self.counts += other.counts
         for name, buckets in self.times.items():
             buckets += other.times[name]  # noqa: PLW2901  it is the same object
-        self.gpus = max(self.gpus, other.gpus)
+        self.gpus |= other.gpus
         self.memory_bytes = max(self.memory_bytes, other.memory_bytes)
         self.load.add(other.load)
         if other.shared is not None:
@@ -101,7 +101,7 @@ class Told:
 
     def gpu(self) -> dict[str, Any]:
         return {
-            "gpus": self.gpus,
+            "gpus": len(self.gpus),
             "gpu_seconds": round(self.gpu_s, 3),
             "utilization": round(self.busy_s / self.watched_s, 4) if self.watched_s else None,
             "memory_peak_bytes": self.memory_bytes or None,
@@ -120,7 +120,7 @@ def told(path: Path, counts: Counts | None = None) -> Told:
         last = event.get("counts", last)
         found.end = event if event.get("event") == "end" else None
         if event.get("event") == "engine":
-            found.gpus = max(found.gpus, len(event.get("gpus") or ()))
+            found.gpus |= _gpus(event, path.name.split("-")[1])
             seats = (event.get("max_num_seqs") or 0) * (event.get("replicas") or 1)
             before, found.load.before = _at(event), None
         elif event.get("event") == "sample":
@@ -135,8 +135,13 @@ def told(path: Path, counts: Counts | None = None) -> Told:
             for gpu in event.get("gpus") or ():
                 _add_gpu(found, gpu, max(0.0, seconds))
     found.counts = counts_from(last) if counts is None else counts
-    found.gpu_s = found.gpus * found.counts.total_s
+    found.gpu_s = len(found.gpus) * found.counts.total_s
     return found
+
+
+def _gpus(engine: Mapping[str, Any], shard: str) -> set[str]:
+    known = {one.get("gpu"): one.get("uuid") for one in engine.get("nvml") or ()}
+    return {known.get(name) or f"{shard}: {name}" for name in engine.get("gpus") or ()}
 
 
 def _add_gpu(found: Told, gpu: Mapping[str, Any], seconds: float) -> None:

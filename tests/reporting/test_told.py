@@ -34,7 +34,7 @@ def gpu(name, busy, watts, used=1):
 
 def test_load_is_a_mean_over_time_while_documents_came(tmp_path):
     path = write(
-        tmp_path / "t",
+        tmp_path / "t-0-1",
         engine(10), sample(10, 16), sample(20, 16, usage=0.7), sample(21, 0), sample(29, 0, usage=0.9, drain=8.0),
     )  # fmt: skip
     # 10 s with 16, one with 8 in the mean; the rest is drain, and counts for the peak alone.
@@ -47,7 +47,7 @@ def test_load_is_a_mean_over_time_while_documents_came(tmp_path):
 
 def test_the_tail_is_what_of_the_drain_has_less_than_half(tmp_path):
     path = write(
-        tmp_path / "t",
+        tmp_path / "t-0-1",
         engine(0), sample(0, 3), sample(10, 3),  # few, but documents may still come
         sample(15, 16, drain=5.0), sample(20, 16, drain=10.0), sample(25, 7, drain=15.0), sample(30, 7, drain=20.0),
         sample(34, 0, drain=24.0),
@@ -56,19 +56,23 @@ def test_the_tail_is_what_of_the_drain_has_less_than_half(tmp_path):
 
 
 def test_an_engine_that_tells_nothing_has_no_load(tmp_path):
-    path = write(tmp_path / "t", engine(0), sample(5, None, usage=None, waiting=None), sample(9, None, waiting=None))
+    path = write(
+        tmp_path / "t-0-1", engine(0), sample(5, None, usage=None, waiting=None), sample(9, None, waiting=None)
+    )
     assert set(told(path).load.told().values()) == {None}
     assert told(path).load.tail_s == 0
 
 
 def test_a_new_engine_begins_anew(tmp_path):
-    path = write(tmp_path / "t", engine(0), sample(0, 16), sample(10, 16), engine(100), sample(110, 0))
+    path = write(tmp_path / "t-0-1", engine(0), sample(0, 16), sample(10, 16), engine(100), sample(110, 0))
     assert told(path).load.told()["running"] == 8.0  # 10 s with 16, then 10 with 0; nothing of the 90 between them
 
 
 def test_gpus_are_summed_over_time_and_over_gpus(tmp_path):
     both = [gpu("0", 1.0, 600, used=9), gpu("1", 0.5, 200)]
-    path = write(tmp_path / "t", engine(10), sample(20, 1, gpus=both), sample(30, 1, gpus=[gpu("0", 0.0, None)] * 2))
+    path = write(
+        tmp_path / "t-0-1", engine(10), sample(20, 1, gpus=both), sample(30, 1, gpus=[gpu("0", 0.0, None)] * 2)
+    )
     found = told(path).gpu()
     assert found == {
         "gpus": 2, "gpu_seconds": 60.0, "utilization": 15 / 40, "memory_peak_bytes": 9, "power_w": 400.0,
@@ -77,9 +81,9 @@ def test_gpus_are_summed_over_time_and_over_gpus(tmp_path):
 
 
 def test_attempts_add_up(tmp_path):
-    first = told(write(tmp_path / "a", engine(0), sample(10, 16, gpus=[gpu("0", 1.0, 100)],
+    first = told(write(tmp_path / "t-0-1", engine(0), sample(10, 16, gpus=[gpu("0", 1.0, 100)],
                        shared={"prefix_tokens": 30, "suffix_tokens": 5})))  # fmt: skip
-    second = told(write(tmp_path / "b", engine(0, gpus=["0"]), sample(30, 0, gpus=[gpu("0", 0.0, 300)],
+    second = told(write(tmp_path / "t-0-2", engine(0, gpus=["0"]), sample(30, 0, gpus=[gpu("0", 0.0, 300)],
                         shared={"prefix_tokens": 20, "suffix_tokens": 7})))  # fmt: skip
     both = Told()
     for one in (first, second):
@@ -94,10 +98,29 @@ def test_attempts_add_up(tmp_path):
 
 def test_telemetry_of_an_older_version_is_read_as_far_as_it_goes(tmp_path):
     old = {"event": "sample", "at": at(5), "counts": {"requests": 3, "total_s": 5.0}, "running": 1}
-    found = told(write(tmp_path / "t", {"event": "engine", "at": at(0)}, old, {"event": "end", "at": "?"}))
-    assert (found.counts.requests, found.gpus, found.shared) == (3, 0, None)
+    found = told(write(tmp_path / "t-0-1", {"event": "engine", "at": at(0)}, old, {"event": "end", "at": "?"}))
+    assert (found.counts.requests, found.gpus, found.shared) == (3, set(), None)
     assert found.latency()["ttft"] == {"count": 0, "p50_ms": None, "p95_ms": None}
 
 
 def test_no_telemetry_tells_nothing(tmp_path):
     assert told(tmp_path / "none").gpu()["gpu_seconds"] == 0
+
+
+def test_a_gpu_that_several_shards_or_attempts_use_is_one(tmp_path):
+    def of(name, gpus, *uuids):
+        known = [{"gpu": gpu, "uuid": uuid} for gpu, uuid in zip(gpus, uuids, strict=False)]
+        return told(write(tmp_path / f"telemetry-{name}", engine(0, gpus=gpus, nvml=known), sample(10, 1)))
+
+    run = Told()
+    for one in (
+        of("00000of00002-00001", ["0"], "GPU-a"),
+        of("00000of00002-00002", ["0"], "GPU-a"),
+        of("00001of00002-00001", ["0", "1"], "GPU-b", "GPU-a"),
+    ):
+        run.add(one)
+    assert (run.gpu()["gpus"], run.gpu()["gpu_seconds"]) == (2, 40.0)
+    # Without NVML the names of a shard are all there is.
+    blind = of("00000-00001", ["0"])
+    blind.add(of("00000-00002", ["0", "1"]))
+    assert (blind.gpu()["gpus"], blind.gpu()["gpu_seconds"]) == (2, 30.0)
