@@ -96,6 +96,10 @@ lifecycle:
   grace_s: 5.5
 metrics:
   textfile: metrics/demo.prom
+report:
+  cost:
+    currency: CHF
+    per_gpu_hour: 2.5
 output:
   dir: out
   format: jsonl

@@ -270,7 +270,7 @@ def leaves(value, at="") -> set[str]:
     """Dotted keys; what hangs below these depends on the run."""
     whole = {
         "documents.reasons", "documents.flags", "documents.ways", "engine.args", "versions", "packing.fallbacks",
-        "packing.decision",
+        "packing.decision", "cost",
     }  # fmt: skip
     if not isinstance(value, dict) or at in whole or re.fullmatch(r"(lengths|histograms|\w+\.latency)\.\w+", at):
         return {at}

@@ -417,6 +417,23 @@ def _(bench):
     assert (found["preemptions"], found["latency"]["ttft"]["count"], found["gpu"]["gpus"]) == (3, 6, 2)
 
 
+COST = ("engine.fake.tells={gpus: 2}", "report.cost.per_gpu_hour=3600")
+
+
+@effect("report.cost.per_gpu_hour")
+def _(bench):
+    assert bench.run().report["cost"] is None
+    found = bench.run(*COST).report
+    assert found["cost"]["total"] == pytest.approx(found["run"]["gpu"]["gpu_seconds"], rel=0.01)
+
+
+@effect("report.cost.currency")
+def _(bench):
+    assert [bench.run(*COST, *more).report["cost"]["currency"] for more in ((), ("report.cost.currency=SEK",))] == [
+        "EUR", "SEK",
+    ]  # fmt: skip
+
+
 @effect("engine.fake.docs_per_s")
 def _(bench):
     assert bench.run("engine.fake.docs_per_s=10").seconds >= 0.5

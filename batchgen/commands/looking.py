@@ -35,11 +35,19 @@ def validate(*, job: Path, sets: tuple[str, ...], quick: bool, as_json: bool) ->
 
 @click.command()
 @RUN_DIR
+@click.option("--watch", is_flag=True, help="Show it until nobody works on it any more.")
 @JSON
-def status(run_dir: Path, as_json: bool) -> int:
+def status(*, run_dir: Path, watch: bool, as_json: bool) -> int:
     """Tell how far a run is."""
     from batchgen.executors import inspection
 
+    if watch:
+        from batchgen.executors import watching
+
+        if as_json:
+            raise click.UsageError("--watch is for people: without it, --json tells the same to programs")
+        watching.watch(run_dir)
+        return 0
     found = inspection.status(run_dir)
     if as_json:
         show_json(found)

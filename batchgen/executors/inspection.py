@@ -113,13 +113,13 @@ def status_text(found: Mapping[str, Any]) -> str:
         f"  {found['parts']} parts by {found['attempts']} attempts",
         *(f"  damaged, to be done again at the next start: {part}" for part in found["damaged_parts"]),
         f"  running: {found['running']}{_speed(found)}" if found["running"] else f"  not running; last: {ended}",
-        *(f"    {_shard_text(one)}" for one in found["shards"]),
+        *(f"    {_shard_text(one)}" for one in found.get("shards", ())),
     ]
     return "\n".join(lines)
 
 
 def _speed(found: Mapping[str, Any]) -> str:
-    if found["docs_per_s"] is None:
+    if found.get("docs_per_s") is None:
         return ""
     left = found["left_s"]
     time = "" if left is None else f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"

@@ -78,7 +78,7 @@ def run(
             f"{checked.job.output.path}: there is no run yet that could have failed: `batchgen run` first"
         )
     with RunDirectory(checked.job.output.path, options.shard) as directory:
-        attempt = _Attempt(checked, options, stop, directory, engine)
+        attempt = _Attempt(checked, options, stop, directory, engine, again=lambda: check(file))
         metrics = RunMetrics(attempt.stats, checked.job.name, directory.owner)
         # Inside of the lock: a start that meets a run which goes is told so, not that its port is in use.
         with exposing(metrics, options.metrics, checked.job.metrics.path):
@@ -89,11 +89,14 @@ def run(
 
 @dataclass
 class _Attempt:
+    """again: checks the job once more."""
+
     checked: Checked
     options: Options
     stop: Stop
     directory: RunDirectory
     engine: Callable[[int | None], Engine] | None
+    again: Callable[[], Checked]
     stats: Stats = field(default_factory=Stats)
     _tokenizer: Tokenizer | None = None
     _builder: PromptBuilder | None = None
@@ -138,6 +141,10 @@ class _Attempt:
         return self._pass(line, view, files, campaign, list(loaded.damaged))
 
     def _settle_identity(self) -> None:
+        on_hub = any(item.dataset is not None for item in self.job.input)
+        if on_hub and not self.directory.shard.is_whole and self.directory.run_json.exists():
+            # Another shard may have begun the run meanwhile, and said which commit of a data set it has.
+            self.checked = self.again()
         identity.settle(self.checked, self.directory, fresh=self.options.fresh, on_change=self.options.on_change)
 
     def _sink(self, files: plan.Plan) -> Sink:
@@ -185,7 +192,7 @@ class _Attempt:
             ),
             stats=self.stats,
             telemetry=telemetry,
-            progress=Progress(files, None if campaign is None else campaign.wanted),
+            progress=Progress(files, None if campaign is None else campaign.wanted, limit=self.options.limit),
             stop=self.stop,
             engine_ready=lambda info: self._note_engine(info, starter),
             documents=read_documents if campaign is None else campaign.documents,

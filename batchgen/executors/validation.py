@@ -164,8 +164,8 @@ def _output(job: Job, checked: Checked | None, findings: Findings) -> None:
     if not os.access(at, os.W_OK | os.X_OK):
         fault = f"cannot be written: no permission in {at}"
         findings.fault(Finding(str(run.path), None, fault), OutputError.exit_status)
-    if run.is_held():
-        fault = f"another process holds this run: {run.holder() or 'just starting'}"
+    if running := run.running():
+        fault = f"another process holds this run: {running[0].who_holds()}"
         findings.fault(Finding(str(run.path), None, fault), LockedError.exit_status)
     old = None
     with findings.catching():

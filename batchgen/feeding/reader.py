@@ -133,6 +133,7 @@ class ReadAhead:
                 begin = time.monotonic()
                 prepared = prompts.prepare(list(zip(documents, inputs, strict=True)))
                 light = [_light(one, keep_chars) for one in prepared]
+                line.stats.shared.add(one.prompt_ids for one in light if not one.pieces)
                 line.stats.counts.encode_s += time.monotonic() - begin
                 if not self._put(light):
                     return

@@ -371,6 +371,17 @@ class Output(Section):
         return Path(os.path.expanduser(self.dir))  # noqa: PTH111  Path's own raises for a user that is not there
 
 
+class Cost(Section):
+    """What a GPU costs, so that the report tells what the summaries did."""
+
+    currency: str = Field("EUR", min_length=1, max_length=8, description="How the money is called in the report.")
+    per_gpu_hour: Float = Field(gt=0, description="The price of one GPU for one hour.")
+
+
+class Report(Section):
+    cost: Cost | None = Field(None, description="What a GPU costs; without it the report has no costs.")
+
+
 class Job(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="What the run is called in its reports.")
     input: list[Input] = Field(min_length=1, description="The documents: one entry for files of one shape.")
@@ -384,6 +395,7 @@ class Job(Section):
     failures: Failures = Field(Failures(), description="What failed documents mean for the whole run.")
     lifecycle: Lifecycle = Field(Lifecycle(), description="How a run that is told to stop does so.")
     metrics: Metrics = Field(Metrics(), description="Metrics for Prometheus.")
+    report: Report = Field(Report(), description="What the report tells besides what every report does.")
     output: Output = Field(description="Where the summaries go.")
 
 

@@ -9,6 +9,7 @@ divide by the engine's steady and drain time of the same scope and are null wher
 import contextlib
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from batchgen import __version__, fsio, plan
 from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
+from batchgen.reporting.cost import cost
 from batchgen.reporting.ends import Share, attempt_of, shares, together
 from batchgen.reporting.lengths import Lengths
 from batchgen.reporting.stats import Counts, counts_of
 from batchgen.reporting.told import Told, told
+from batchgen.reporting.why import why
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.storage.checkpoint import repeated_keys, superseded
 from batchgen.storage.index import KeySet
@@ -203,7 +206,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
     whole = every.counts
     run_tokens = _tokens(whole) | {"wasted": max(whole.generated_tokens, whole.completion_tokens) - rows.kept_tokens}
     engine = known.get("engine") or {}
-    return {
+    built = {
         "name": scope.name,
         "run_dir": str(run.path),
         "shard": None if run.shard.is_whole else f"{run.shard.number}/{run.shard.count}",
@@ -232,6 +235,8 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
         "shards": [of_shard(one) for one in scope.shards],
         "notes": dict(scope.notes),
     }
+    job = known.get("job") or {}
+    return built | {"cost": cost(built, job), "why": why(built, job)}
 
 
 def _sum(paths: Iterable[Path]) -> Told:
@@ -333,6 +338,7 @@ def _scope(told: Told, tokens: Mapping[str, int]) -> dict[str, Any]:
             "engine_start": round(counts.engine_start_s, 3),
             "steady": round(counts.steady_s, 3),
             "drain": round(counts.drain_s, 3),
+            "tail": round(told.load.tail_s, 3),
             "commit": round(counts.commit_s, 3),
             "starved": round(counts.starved_s, 3),
             "encode": round(counts.encode_s, 3),
@@ -344,6 +350,8 @@ def _scope(told: Told, tokens: Mapping[str, int]) -> dict[str, Any]:
             "prompt_tokens_per_s": _rate(counts.prompt_tokens, seconds),
             "output_tokens_per_s": _rate(tokens["output"], seconds),
         },
+        "load": told.load.told(),
+        "shared": told.shared or {"prefix_tokens": None, "suffix_tokens": None},
         "prefix_cache": {
             "queries": counts.prefix_cache_queries,
             "hits": counts.prefix_cache_hits,
@@ -362,6 +370,17 @@ def _scope(told: Told, tokens: Mapping[str, int]) -> dict[str, Any]:
 
 def _rate(count: int, seconds: float) -> float | None:
     return round(count / seconds, 3) if seconds > 0 else None
+
+
+def _milliseconds(value: float) -> str:
+    """The four digits that are known of it."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _money(value: float) -> str:
+    """At least two digits behind the point, and four that mean something: 1,234.50, 0.8500, 0.001234."""
+    places = 2 if abs(value) >= 100 or not value else max(2, 3 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"
 
 
 def write(run: RunDirectory, report: Mapping[str, Any]) -> None:
@@ -389,7 +408,9 @@ def _template() -> Template:
     environment.filters["rate"] = lambda value: "–" if value is None else f"{value:,.1f}"
     environment.filters["mib"] = lambda value: "–" if value is None else f"{value / (1 << 20):,.0f}"
     environment.filters["times"] = lambda value: (
-        f"{value['p50_ms']:,.4g} / {value['p95_ms']:,.4g}" if value["count"] else "–"
+        f"{_milliseconds(value['p50_ms'])} / {_milliseconds(value['p95_ms'])}" if value["count"] else "–"
     )
+    environment.filters["money"] = lambda value: "–" if value is None else _money(value)
+    environment.filters["hours"] = lambda value: f"{value:,.3f}"
     environment.filters["share"] = lambda value: "–" if value is None else f"{value:.1%}"
     return environment.get_template("report.md")

@@ -23,6 +23,7 @@ from batchgen.engines.base import EngineInfo, EngineMetrics
 from batchgen.fsio import open_append, output_error
 from batchgen.reporting.buckets import Buckets
 from batchgen.reporting.gpus import GpuWatch
+from batchgen.reporting.shared import Shared
 
 SAMPLE_S = 5.0
 TIMES = ("queue_s", "ttft_s", "tpot_s")  # of a Completion
@@ -85,7 +86,8 @@ class Counts:
 
 
 class Stats:
-    """The counts of the running attempt. The reader's thread writes `read` and `done_before`, the engine's the rest.
+    """The counts of the running attempt. The reader's thread writes `read`, `done_before`, `encode_s` and `shared`, the
+    engine's the rest.
 
     Phases: start of the engine; steady, from the first request until no more documents come; drain, to the last
     completion.
@@ -105,6 +107,7 @@ class Stats:
         self.times = {name: Buckets() for name in TIMES}  # of requests that finished since the last sample
         self._sampled_times = {name: Buckets() for name in TIMES}  # of those before
         self._sampling = threading.Lock()
+        self.shared = Shared()  # by the reader's thread
         self._cpu: float | None = None  # of this thread, when the first engine had started
         self._closed_engines = dict.fromkeys(
             ("generated_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"), 0
@@ -124,6 +127,11 @@ class Stats:
         self.counts.engine_starts += 1
         self._first = self._first or time.monotonic()
         self._cpu = self._cpu or thread_time()
+
+    @property
+    def all_read(self) -> bool:
+        """Whether the reader has met the end, so that all documents there are have been counted."""
+        return self._last_input is not None
 
     def no_more_documents(self) -> None:
         self._last_input = self._last_input or time.monotonic()
@@ -268,7 +276,8 @@ class Telemetry:
         engine = {"running": metrics.running, "waiting": metrics.waiting, "kv_cache_usage": metrics.kv_cache_usage}
         memory = {"rss_bytes": psutil.Process().memory_info().rss, "engine_rss_bytes": metrics.rss_bytes}
         times = {name: buckets.told() | {"buckets": buckets.to_json()} for name, buckets in stats.take_times().items()}
-        self.event("sample", counts=counts, **engine, **memory, times=times, gpus=stats.gpus)
+        shared = stats.shared.told()
+        self.event("sample", counts=counts, **engine, **memory, times=times, gpus=stats.gpus, shared=shared)
 
     def rest(self, stats: Stats) -> None:
         """Tell what finished since the last sample, where no engine is left to be asked."""

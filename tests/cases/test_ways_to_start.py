@@ -107,7 +107,8 @@ print(json.dumps([met, threading.active_count(), [name for name in ("torch", "vl
 
 
 def test_importing_any_module_starts_nothing_and_opens_no_file(tmp_path):
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    words = [sys.executable, "-B", "-c", IMPORT_ALL]  # byte code that Python writes is no file of ours
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     met, threads, heavy = json.loads(done.stdout)
     # Where Python and its packages read their own files; psutil asks the kernel.

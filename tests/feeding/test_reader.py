@@ -17,6 +17,7 @@ from batchgen.feeding import reader
 from batchgen.feeding.line import Reading
 from batchgen.feeding.order import WINDOW
 from batchgen.feeding.reader import ReadAhead
+from batchgen.reporting.stats import Stats
 
 
 class Prompts:
@@ -34,6 +35,7 @@ def ahead_of(documents, *, gathers=False):
     """A started reader of these documents."""
     line = SimpleNamespace(
         workflow=SimpleNamespace(gathers=gathers),
+        stats=Stats(),
         documents=lambda line, reading: iter(documents),
         prompts=Prompts,
         committer=SimpleNamespace(files={"a.jsonl": SimpleNamespace(input=0)}),

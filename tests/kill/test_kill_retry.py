@@ -43,9 +43,12 @@ EVERYWHERE = [
     ("batchgen.engines.fake:FakeEngine.close@before", 1),
     ("batchgen.reporting.report:write@before", 1),
 ]
-PLACES = [
-    *(("parquet", *at) for at in PARQUET),
-    *(("jsonl", *at) for at in JSONL),
+PLACES = [  # every second one for every change
+    *(
+        pytest.param(form, *at, marks=[pytest.mark.long] if n % 2 else [])
+        for form, places in (("parquet", PARQUET), ("jsonl", JSONL))
+        for n, at in enumerate(places)
+    ),
     *(pytest.param(form, *at, marks=pytest.mark.long) for form in FORMATS for at in EVERYWHERE),
 ]
 

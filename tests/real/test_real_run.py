@@ -36,6 +36,12 @@ def test_killed_in_the_middle_and_given_again(tmp_path, out, model_folder):
     done = sum(row["status"] == "ok" for row in committed)
     assert report["attempt"]["requests"] == DOCUMENTS - done  # nothing was done twice
     assert report["engine"]["kv_cache_tokens"] > 0
+    latency = report["attempt"]["latency"]
+    assert {one["count"] for one in latency.values()} == {report["attempt"]["requests"]}
+    assert 0 < latency["tpot"]["p50_ms"] < latency["ttft"]["p95_ms"] < 1000 * report["attempt"]["seconds"]["total"]
+    assert latency["queue"]["p95_ms"] <= latency["ttft"]["p95_ms"] * 1.05  # it waits before its first token
+    assert report["engine"]["gpus"] == []
+    assert report["attempt"]["shared"]["suffix_tokens"] > 0  # at least where the answer begins
     assert report["attempt"]["tokens"]["output"] >= report["attempt"]["tokens"]["wasted"] == 0
 
     begin = time.monotonic()

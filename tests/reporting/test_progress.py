@@ -156,4 +156,84 @@ def test_before_the_first_completion_there_is_no_rate(clock, stderr):
     for _ in range(3):
         progress.update(stats)
         clock.now += 31
-    assert re.fullmatch(r"\d\d:\d\d:\d\d 3/9 documents \(33%\), 3 failed\n", stream.getvalue())
+    lines = stream.getvalue().splitlines()
+    assert [line.partition(" ")[2] for line in lines] == [
+        f"3/9 documents (33%), 3 failed, no end in sight: nothing has finished for {time}"
+        for time in ("0:00:31", "0:01:02")
+    ]
+
+
+def last_line(stream):
+    return stream.getvalue().splitlines()[-1].partition(" ")[2]
+
+
+def test_the_end_is_told_from_how_fast_documents_finish_of_late(clock, stderr):
+    """The first minutes were ten times as fast; requests of documents in pieces are more than documents."""
+    stream = stderr(terminal=False)
+    progress = Progress(plan(10_000))
+    stats = some_run(clock, progress, seconds=100, rate=20)
+    for n in range(200):
+        clock.now += 1
+        stats.counts.ok += 2
+        stats.completed(Completion(f"late-{n}"))
+        progress.update(stats)
+    progress.close(stats)
+    assert last_line(stream).endswith(", 1:03:20 left")  # of the 10,000, 7,600 at 2 a second
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "why"),
+    [
+        (0, False, "no end in sight: nobody knows how many documents there are"),
+        (10, False, "no end in sight: there are more documents than estimated"),
+        (400, False, "about 0:03:10 left"),
+        (400, True, "0:03:10 left"),
+        (20, True, "0 failed"),
+    ],
+)
+def test_why_there_is_no_end_in_sight(clock, stderr, rows, exact, why):
+    stream = stderr(terminal=False)
+    progress = Progress(plan(rows, exact=exact))
+    progress.close(some_run(clock, progress, seconds=10))
+    assert last_line(stream).endswith(f", {why}")
+
+
+def test_before_a_document_has_finished_nobody_can_say(clock, stderr):
+    stream = stderr(terminal=False)
+    progress = Progress(plan(9))
+    stats = Stats()
+    for _ in range(2):
+        progress.update(stats)
+        clock.now += 31
+    assert last_line(stream).endswith("0/9 documents (0%), 0 failed, no end in sight yet: no document has finished")
+
+
+def test_an_estimate_ends_when_the_reader_has_met_the_end(clock, stderr):
+    stream = stderr(terminal=False)
+    progress = Progress(plan(900, exact=False))
+    stats = some_run(clock, progress, seconds=10)
+    stats.counts.read = 40
+    stats.no_more_documents()
+    progress.close(stats)
+    assert last_line(stream).endswith(", 0:00:10 left")
+
+
+@pytest.mark.parametrize(("limit", "left"), [(30, ", 0:00:05 left"), (20, ", 0 failed"), (500, ", 0:03:10 left")])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_limit_ends_the_run_sooner(clock, stderr, limit, left, ended):
+    stream = stderr(terminal=False)
+    progress = Progress(plan(400), limit=limit)
+    stats = some_run(clock, progress, seconds=10)
+    stats.counts.read = 30
+    if ended:
+        stats.no_more_documents()
+    progress.close(stats)
+    assert last_line(stream).endswith(left)
+
+
+def test_the_bar_tells_it_first(clock, stderr):
+    """What does not fit on the terminal is cut off at its end."""
+    stream = stderr(terminal=True)
+    progress = Progress(plan(400))
+    progress.close(some_run(clock, progress, seconds=10))
+    assert re.search(r"20/400 \[\d\d:\d\d, 0:03:10 left, 2.0 docs/s", stream.getvalue())

@@ -120,7 +120,7 @@ def test_a_worked_example(run):
     assert attempt["tokens"] == {"prompt": 900, "cached": 288, "output": 200, "reasoning": 55, "wasted": 60}
     assert attempt["seconds"] == {
         "total": 100.0, "engine_start": 12.5, "steady": 60.0, "drain": 20.0, "commit": 1.25, "starved": 3.0,
-        "encode": 4.5, "loop_cpu": 7.5,
+        "encode": 4.5, "loop_cpu": 7.5, "tail": 0.0,
     }  # fmt: skip
     # Over the 80 seconds in which the engine worked.
     assert attempt["rates"] == {"docs_per_s": 0.087, "prompt_tokens_per_s": 11.25, "output_tokens_per_s": 2.5}
@@ -322,3 +322,10 @@ def test_a_report_that_cannot_be_written_is_told(run, monkeypatch):
     (run.summaries / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         report.write(run, built)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(17830.0, "17,830"), (139.3, "139.3"), (0.05477, "0.05477"), (1215.0, "1,215")]
+)
+def test_times_are_shown_with_the_digits_that_are_known(value, shown):
+    assert report._milliseconds(value) == shown

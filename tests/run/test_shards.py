@@ -12,12 +12,15 @@ from helpers_run import SENTENCE, by_id, command, record, rows, start, write_job
 
 from batchgen.data import Completion
 from batchgen.errors import FingerprintError, LockedError
-from batchgen.executors import identity, inspection
+from batchgen.executors import identity, inspection, local, validation
 from batchgen.executors.checking import check
+from batchgen.executors.local import Options
 from batchgen.executors.packing import Packing
 from batchgen.job import jobfile
+from batchgen.lifecycle import Stop
 from batchgen.reporting.stats import Stats
 from batchgen.shards import Shard
+from batchgen.sources import dataset
 from batchgen.storage import rundir
 from batchgen.storage.kept_answers import KeptAnswers
 from batchgen.storage.rundir import RunDirectory
@@ -385,3 +388,25 @@ def test_pieces_and_strikes_of_another_number_of_shards_are_found(job, out):
     start(job)
     assert not list(out.glob("pieces/*"))
     assert not list(out.glob("strikes-*"))
+
+
+def test_shards_that_begin_a_run_together_have_one_commit_of_a_data_set(tmp_path, out, monkeypatch):
+    """The Hub gets a new commit between the looks of two shards."""
+    job = write_job(tmp_path, [{"dataset": {"path": "some/where"}, "id_field": "id", "keep": ["title"]}])
+    commits = iter(["a" * 40, "b" * 40])
+    monkeypatch.setattr(dataset, "_commit", lambda *_: next(commits))
+    file = jobfile.load(job, ())
+    looks = [check(file), check(file)]
+    for number, checked in enumerate(looks):
+        with RunDirectory(out, Shard(number, 2)) as run, run.alone():
+            attempt = local._Attempt(checked, Options(shard=Shard(number, 2)), Stop(), run, None, lambda: check(file))
+            attempt._settle_identity()
+            assert attempt.job.input[0].dataset.revision == "a" * 40
+
+
+def test_a_job_whose_run_is_at_work_in_shards_is_told_so(job, out):
+    start(job, shard=Shard(0, 2), limit=1)
+    with RunDirectory(out, Shard(1, 2)):
+        found, status = validation.validate(job, (), quick=True)
+    assert status == 73
+    assert "another process holds this run: shard 1/2: pid " in found["faults"][0]["fault"]
