@@ -87,10 +87,11 @@ def _accepted(found: Found) -> Found:
     return found
 
 
-def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
+def look(job: Job, known: Mapping[str, Any] | None = None, *, only_known: bool = False) -> Found:
     """The files of all inputs, in the order of the job and by name within an input.
 
-    known: plan.json's value; files it knows in their present state are not opened.
+    known: plan.json's value; files it knows in their present state are not opened. only_known: raise _UnknownFileError
+    where another would have to be.
     """
     paths: list[tuple[int, str]] = []
     left_out: list[str] = []
@@ -122,13 +123,17 @@ def look(job: Job, known: Mapping[str, Any] | None = None) -> Found:
             faults.append(ConfigError(f"{path}: {both}; narrow one of them"))
             continue
         try:
-            facts.append(_look(job, number, path, known))
+            facts.append(_look(job, number, path, known, only_known=only_known))
         except InputError as e:
             (skipped if job.input[number].on_error == "skip" else faults).append(e)
     return Found(tuple(facts), tuple(faults), tuple(skipped), tuple(left_out))
 
 
-def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None) -> FileFacts:
+class _UnknownFileError(Exception):
+    """plan.json does not know a file as it is now."""
+
+
+def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None, *, only_known: bool = False) -> FileFacts:
     if "\n" in path:
         raise InputError(f"{path!a}: its name holds a line end, so no message can tell it; rename the file")
     try:
@@ -145,6 +150,8 @@ def _look(job: Job, number: int, path: str, known: Mapping[str, Any] | None) -> 
             return FileFacts(
                 path, number, now.size, now.mtime_ns, rows, exact, kept, appendable=appendable, revision=now.revision
             )
+        if only_known:
+            raise _UnknownFileError
         return open_source(job, number, path).facts()
     except OSError as e:
         raise InputError(f"{path}: cannot be read: {e.strerror or e}") from e
@@ -216,18 +223,27 @@ def names(paths: Sequence[str]) -> str:
 
 
 def make(job: Job, run: RunDirectory) -> Plan:
-    """The plan of this start of this shard: plan.json brought up to date. Needs the run's lock."""
+    """The plan of this start of this shard: plan.json brought up to date.
+
+    Under the run's lock, unless nothing has changed: of many shards at once the first opens what is new, and the others
+    need not wait for each other.
+    """
     known = _read(run.plan_json)
-    if not known["id"]:  # parts that are there know another plan, or none
-        known |= {"id": token_hex(8), "remade": any(run.summaries.glob("part-*"))}
-    found = _accepted(look(job, known))
-    current = _brought_up_to_date(job, known, found.files)
-    names = dict.fromkeys(name for item in job.input for name in item.keep.values())
-    kept = {name: _text(kind) for name, kind in _kept(found.files, names).items()}
-    # In reading order. A file that is gone keeps its entry: when it comes back unchanged, so do its splits.
-    gone = sorted({*known["files"]} - {*current})
-    entries = current | {path: known["files"][path] for path in gone}
-    _write(run, known | {"files": entries, "gone": gone, "kept": kept})
+    try:
+        found = _accepted(look(job, known, only_known=True))
+        current = _brought_up_to_date(job, known, found.files)
+        value = _value(job, known, found.files, current)
+        is_new = value != known or [*value["files"]] != [*known["files"]]
+    except _UnknownFileError:
+        is_new = True
+    if is_new:
+        with run.alone():
+            known = _read(run.plan_json)
+            if not known["id"]:  # parts that are there know another plan, or none
+                known |= {"id": token_hex(8), "remade": any(run.summaries.glob("part-*"))}
+            found = _accepted(look(job, known))
+            current = _brought_up_to_date(job, known, found.files)
+            _write(run, _value(job, known, found.files, current))
     layout = Layout.of(known, {source: entry["splits"] for source, entry in current.items()}, run.shard)
     splits = [
         Split(index, file.input, file.source, *known["splits"][index][1:3])
@@ -244,6 +260,18 @@ def make(job: Job, run: RunDirectory) -> Plan:
         skipped=found.skipped,
         left_out=found.left_out,
     )
+
+
+def _value(
+    job: Job, known: Mapping[str, Any], files: Sequence[FileFacts], current: Mapping[str, Any]
+) -> dict[str, Any]:
+    """plan.json with these files as they are now."""
+    names = dict.fromkeys(name for item in job.input for name in item.keep.values())
+    kept = {name: _text(kind) for name, kind in _kept(files, names).items()}
+    # In reading order. A file that is gone keeps its entry: when it comes back unchanged, so do its splits.
+    gone = sorted({*known["files"]} - {*current})
+    entries = {**current, **{path: known["files"][path] for path in gone}}
+    return {**known, "files": entries, "gone": gone, "kept": kept}
 
 
 def _brought_up_to_date(job: Job, known: dict[str, Any], files: Sequence[FileFacts]) -> dict[str, Any]:

@@ -564,3 +564,22 @@ def test_a_new_file_widens_the_type_the_plan_knows(tmp_path, run):
     assert plan.make(asked, run).kept(asked) == {"k": pa.int64()}
     write_groups(tmp_path / "b.parquet", pa.table({"text": ["x"], "k": ["a"]}))
     assert plan.make(asked, run).kept(asked) == {"k": pa.string()}
+
+
+def test_a_plan_that_is_as_it_was_needs_no_lock_and_one_that_changes_does(tmp_path, run, monkeypatch):
+    write_lines(tmp_path / "a.jsonl", row(0))
+    write_lines(tmp_path / "b.jsonl", row(1))
+    taken = []
+    alone = RunDirectory.alone
+    monkeypatch.setattr(RunDirectory, "alone", lambda self: taken.append(self) or alone(self))
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    first = plan.make(job(tmp_path, *paths), run)
+    assert len(taken) == 1
+    assert plan.make(job(tmp_path, *paths), run) == first
+    assert len(taken) == 1
+    age(tmp_path / "a.jsonl")
+    plan.make(job(tmp_path, *paths), run)
+    assert len(taken) == 2
+    plan.make(job(tmp_path, paths[0]), run)
+    assert len(taken) == 3
+    assert plan.reading_order(run) == [str(paths[0]), str(paths[1])]

@@ -29,10 +29,10 @@ def settle(checked: Checked, directory: RunDirectory, *, fresh: bool, on_change:
     else:
         old = directory.read_run()
     now = checked.fingerprint
-    others = directory.others
+    made = sinks.format_of(directory.summaries) is not None
+    lines = [] if old is None else differences(old["fingerprint"], now)
     # Without a row, settings are nobody's yet: unless another shard is about to make some.
-    made = sinks.format_of(directory.summaries) is not None or bool(others)
-    if made and old is not None and (lines := differences(old["fingerprint"], now)):
+    if old is not None and lines and (made or directory.others):
         _refuse(checked, directory, old, lines, on_change=on_change)
         if on_change == "new-run":
             log.info("--on-change new-run: the old run is now %s", directory.set_aside())

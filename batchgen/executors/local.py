@@ -110,7 +110,7 @@ class _Attempt:
         with self.stop.raising():
             with self.directory.alone():
                 self._settle_identity()
-                files = plan.make(self.job, self.directory)
+            files = plan.make(self.job, self.directory)
             _tell_odd_files(files)
             sink = self._sink(files)
             view = View(self.directory, sink, files.layout)

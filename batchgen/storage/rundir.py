@@ -104,7 +104,8 @@ class RunDirectory:
             gate.release()
 
     def _refuse_other_count(self) -> None:
-        others = [one for one in self.running() if one.shard.count != self.shard.count]
+        # Not all that run: a thousand shards would each look at a thousand locks, one after the other.
+        others = [one for one in self._locked_shards() if one.shard.count != self.shard.count and one.is_held()]
         if others:
             how = "undivided" if others[0].shard.is_whole else f"in {others[0].shard.count} shards"
             raise LockedError(
@@ -165,9 +166,13 @@ class RunDirectory:
 
     def running(self) -> "list[RunDirectory]":
         """The run as its shards have it that are at work now, by their number."""
-        found = [of_label(path.stem.removeprefix("shard-")) for path in self._locks.glob("shard-*.lock")]
-        every = [RunDirectory(self.path, shard) for shard in found if shard is not None]
-        return sorted((one for one in every if one.is_held()), key=lambda one: (one.shard.count, one.shard.number))
+        return [one for one in self._locked_shards() if one.is_held()]
+
+    def _locked_shards(self) -> "list[RunDirectory]":
+        """The run as shards have it that ever had their lock."""
+        found = (of_label(path.stem.removeprefix("shard-")) for path in self._locks.glob("shard-*.lock"))
+        shards = sorted((shard.count, shard.number) for shard in found if shard is not None)
+        return [RunDirectory(self.path, Shard(number, count)) for count, number in shards]
 
     def every_shard(self, count: int) -> "list[RunDirectory]":
         """The run as each of so many shards has it."""
