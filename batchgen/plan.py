@@ -1,7 +1,8 @@
 """Which files and data sets a job means, and how they are cut into splits.
 
 plan.json keeps every split at its index for the life of the run. A file that grew gets splits for what is new; a
-file that changed otherwise is cut anew, and its old splits stay as gaps.
+file that changed otherwise is cut anew, and its old splits stay as gaps. Which shard does a split follows from the
+sizes of all of them, see shards.py.
 """
 
 import base64
@@ -10,9 +11,10 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pyarrow as pa
@@ -24,10 +26,15 @@ from batchgen.job.config import Job
 from batchgen.sinks.kept import common_type
 from batchgen.sources import dataset, is_known, open_source
 from batchgen.sources.base import FileFacts, State
+from batchgen.sources.streams import digest_before
+from batchgen.storage.layout import Layout
 from batchgen.storage.rundir import RunDirectory
 from batchgen.text import one_line
 
 _TARGET_BYTES = 64 << 20
+_LEAST_BYTES = 1 << 10
+# Of a small input too there are enough splits for many shards to end together.
+_SPLITS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +53,26 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """files, skipped, left_out: see Found. splits: of the files, in reading order."""
+    """files, skipped, left_out: see Found. splits: those of the shard, in reading order.
+
+    rows, exact: documents in these splits, and whether they are counted. layout: of all splits that there ever were.
+    """
 
     files: tuple[FileFacts, ...]
     splits: tuple[Split, ...]
+    rows: int
+    exact: bool
     skipped: tuple[InputError, ...] = ()
     left_out: tuple[str, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return sum(file.rows for file in self.files)
-
-    @property
-    def exact(self) -> bool:
-        return not self.skipped and all(file.exact for file in self.files)
+    layout: Layout = Layout()  # noqa: RUF009  it is frozen
 
     def kept(self, job: Job) -> dict[str, pa.DataType]:
         """The kept columns and their types: what all files agree on, text where they do not."""
-        names = dict.fromkeys(name for item in job.input for name in item.keep.values())
-        return {name: common_type([file.kept[name] for file in self.files if name in file.kept]) for name in names}
+        return _kept(self.files, dict.fromkeys(name for item in job.input for name in item.keep.values()))
+
+
+def _kept(files: Sequence[FileFacts], names: Iterable[str]) -> dict[str, pa.DataType]:
+    return {name: common_type([file.kept[name] for file in files if name in file.kept]) for name in names}
 
 
 def discover(job: Job, known: Mapping[str, Any] | None = None) -> tuple[FileFacts, ...]:
@@ -208,65 +216,115 @@ def names(paths: Sequence[str]) -> str:
 
 
 def make(job: Job, run: RunDirectory) -> Plan:
-    """The plan of this start: plan.json brought up to date. Needs the run's lock."""
+    """The plan of this start of this shard: plan.json brought up to date. Needs the run's lock."""
     known = _read(run.plan_json)
+    if not known["id"]:  # parts that are there know another plan, or none
+        known |= {"id": token_hex(8), "remade": any(run.summaries.glob("part-*"))}
     found = _accepted(look(job, known))
-    files = found.files
-    entries, splits = known["files"], known["splits"]
-    current: dict[str, Any] = {}
-    for file in files:
-        entry = entries.get(file.source)
-        now = state(job, file)
-        if not entry or any(entry[name] != now[name] for name in ("input", "size", "mtime_ns", "revision")):
-            grown = (
-                entry is not None
-                and file.appendable
-                and entry["appendable"]
-                and file.size > entry["size"]
-                and entry["input"] == file.input
-            )
-            begin = entry["size"] if grown else 0
-            cuts = _cut(job, file, begin)
-            kept = entry["splits"] if grown else []
-            splits += [[file.source, start, end] for start, end in cuts]
-            indices = [*kept, *range(len(splits) - len(cuts), len(splits))]
-        else:
-            indices = entry["splits"]
-        current[file.source] = now | {
-            "rows": file.rows, "exact": file.exact, "appendable": file.appendable, "splits": indices,
-        }  # fmt: skip
-    ordered = [
-        Split(index, file.input, file.source, splits[index][1], splits[index][2])
-        for file in files
-        for index in current[file.source]["splits"]
-    ]
-    plan = Plan(files, tuple(ordered), found.skipped, found.left_out)
-    kept = {name: _text(kind) for name, kind in plan.kept(job).items()}
+    current = _brought_up_to_date(job, known, found.files)
+    names = dict.fromkeys(name for item in job.input for name in item.keep.values())
+    kept = {name: _text(kind) for name, kind in _kept(found.files, names).items()}
     # In reading order. A file that is gone keeps its entry: when it comes back unchanged, so do its splits.
-    gone = sorted({*entries} - {*current})
-    value = {"files": current | {path: entries[path] for path in gone}, "gone": gone, "splits": splits, "kept": kept}
-    text = json.dumps(value, indent=1)
+    gone = sorted({*known["files"]} - {*current})
+    entries = current | {path: known["files"][path] for path in gone}
+    _write(run, known | {"files": entries, "gone": gone, "kept": kept})
+    layout = Layout.of(known, {source: entry["splits"] for source, entry in current.items()}, run.shard)
+    splits = [
+        Split(index, file.input, file.source, *known["splits"][index][1:3])
+        for file in found.files
+        for index in layout.mine(file.source)
+    ]
+    counts = [_rows_in(file, known["splits"], current[file.source]["splits"], layout) for file in found.files]
+    return Plan(
+        files=found.files,
+        splits=tuple(splits),
+        rows=sum(rows for rows, _ in counts),
+        exact=not found.skipped and all(exact for _, exact in counts),
+        layout=layout,
+        skipped=found.skipped,
+        left_out=found.left_out,
+    )
+
+
+def _brought_up_to_date(job: Job, known: dict[str, Any], files: Sequence[FileFacts]) -> dict[str, Any]:
+    """The entries of these files. New splits are added to those of `known`."""
+    splits, current = known["splits"], {}
+    target = min(_TARGET_BYTES, max(_LEAST_BYTES, sum(file.size for file in files) // _SPLITS))
+    for file in files:
+        entry, now = known["files"].get(file.source), state(job, file)
+        indices, tail = (entry["splits"], entry["tail"]) if entry else ([], "")
+        if not entry or any(entry[name] != now[name] for name in ("input", "size", "mtime_ns", "revision")):
+            grown = entry is not None and _was_appended_to(file, entry)
+            cuts = _cut(job, file, begin=entry["size"] if entry and grown else 0, target=target)
+            indices = [*(indices if grown else ()), *range(len(splits), len(splits) + len(cuts))]
+            splits += [[file.source, *cut] for cut in cuts]
+            tail = _tail(file, file.size)
+        current[file.source] = now | {
+            "rows": file.rows, "exact": file.exact, "appendable": file.appendable, "splits": indices, "tail": tail,
+        }  # fmt: skip
+    return current
+
+
+def _was_appended_to(file: FileFacts, entry: Mapping[str, Any]) -> bool:
+    """Whether what was there before still stands where it stood: only then do the old splits hold the same rows."""
+    return (
+        file.appendable
+        and entry["appendable"]
+        and file.size > entry["size"]
+        and entry["input"] == file.input
+        and entry["tail"] == _tail(file, entry["size"])
+    )
+
+
+def _tail(file: FileFacts, at: int) -> str:
+    if not file.appendable:
+        return ""
+    try:
+        return digest_before(Path(file.source), at)
+    except OSError as e:
+        raise InputError(f"{file.source}: cannot be read: {e.strerror or e}") from e
+
+
+def _rows_in(
+    file: FileFacts, splits: Sequence[Sequence[Any]], indices: Sequence[int], layout: Layout
+) -> tuple[int, bool]:
+    """Rows of a file that are the shard's, and whether they are counted: the share of its bytes where it is divided."""
+    mine = layout.mine(file.source)
+    if len(mine) == len(indices):
+        return file.rows, file.exact
+    sizes = [sum(splits[index][3] for index in some) for some in (mine, indices)]
+    return (round(file.rows * sizes[0] / max(1, sizes[1])), False) if mine else (0, True)
+
+
+def _cut(job: Job, file: FileFacts, *, begin: int, target: int) -> list[tuple[int, int, int, int]]:
+    """What plan.json has of each new split: start, end, bytes, and where the places of its rows begin."""
+    source = open_source(job, file.input, file.source)
+    cuts = source.cut(begin=begin, target_bytes=target)
+    if file.appendable:
+        # Lines appended since `file` was looked at are the next start's: its splits begin at file.size.
+        cuts = [(start, min(end, file.size)) for start, end in cuts if start < file.size]
+    return [(*cut, one.size, one.first) for cut, one in zip(cuts, source.measure(cuts), strict=True)]
+
+
+def _write(run: RunDirectory, value: Mapping[str, Any]) -> None:
+    """Write plan.json where it is another: a split a line."""
+    head = json.dumps({name: one for name, one in value.items() if name != "splits"}, indent=1)
+    splits = ",\n".join(f"  {json.dumps(split)}" for split in value["splits"])
+    text = f'{head[:-2]},\n "splits": [\n{splits}\n ]\n}}\n'
     if not run.plan_json.exists() or run.plan_json.read_text() != text:
         fsio.write_atomic(run.plan_json, text.encode(), owner=run.owner)
-    return plan
-
-
-def _cut(job: Job, file: FileFacts, begin: int) -> list[tuple[int, int]]:
-    cuts = open_source(job, file.input, file.source).cut(begin=begin, target_bytes=_TARGET_BYTES)
-    if not file.appendable:
-        return cuts
-    # Lines appended since `file` was looked at are the next start's: its splits begin at file.size.
-    return [(start, min(end, file.size)) for start, end in cuts if start < file.size]
 
 
 def counted(run: RunDirectory, rows: Mapping[str, int]) -> None:
-    """Note in plan.json the rows of files that were read to their end: what was an estimate is exact from now on."""
+    """Note in plan.json the rows of files that were read to their end: what was an estimate is exact from now on.
+
+    Needs the run's lock.
+    """
     value = _read(run.plan_json)
     entries = value["files"]
     exact = {source: entries[source] | {"rows": n, "exact": True} for source, n in rows.items() if source in entries}
     if any(entries[source] != entry for source, entry in exact.items()):
-        value["files"] = entries | exact
-        fsio.write_atomic(run.plan_json, json.dumps(value, indent=1).encode(), owner=run.owner)
+        _write(run, value | {"files": entries | exact})
 
 
 def known_rows(run: RunDirectory) -> tuple[int | None, bool]:
@@ -293,7 +351,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
-        return {"files": {}, "gone": [], "splits": [], "kept": {}}
+        return {"id": "", "remade": False, "files": {}, "gone": [], "splits": [], "kept": {}}
     except (OSError, ValueError) as e:
         raise ConfigError(f"{path}: cannot be read: {e}; remove it: it is made again") from e
     return value

@@ -58,16 +58,19 @@ def status(*, run_dir: Path, watch: bool, as_json: bool) -> int:
 
 @click.command()
 @RUN_DIR
+@click.option("--write", "write", is_flag=True, help="Write report.json, report.md and failed.jsonl in RUN_DIR too, "
+              "over all shards.")  # fmt: skip
 @JSON
-def report(run_dir: Path, as_json: bool) -> int:
+def report(*, run_dir: Path, write: bool, as_json: bool) -> int:
     """Make the report of a run anew, and print it.
 
-    From what is committed now, of a run that goes on or was killed too. Nothing is written.
+    From what is committed now, by all shards, of a run that goes on or was killed too. Without --write nothing is
+    written in RUN_DIR.
     """
     from batchgen.executors import inspection
     from batchgen.reporting import report as reports
 
-    found = inspection.report(run_dir)
+    found = inspection.write_report(run_dir) if write else inspection.report(run_dir)
     if as_json:
         show_json(found)
     else:

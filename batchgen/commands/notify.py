@@ -41,8 +41,8 @@ def notifying(
     report = ""
     try:
         outcome = start()
-        if outcome.report is not None:
-            report = str(Path(outcome.report["run_dir"], "report.md").absolute())
+        if outcome.report_md is not None:
+            report = str(outcome.report_md.absolute())
         status, reason = tell(outcome), outcome.reason
     except Exception as e:  # noqa: BLE001  each has its exit status
         status, reason = tell_error(e), str(e)

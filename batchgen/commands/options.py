@@ -9,6 +9,7 @@ import click
 if TYPE_CHECKING:
     from batchgen.lifecycle import Stop
     from batchgen.reporting.serving import Ports
+    from batchgen.shards import Shard
 
 JOB = click.argument("job", metavar="JOB.yaml", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 SET = click.option(
@@ -31,6 +32,34 @@ class Duration(click.ParamType[float]):
             self.fail(f"{value!r} is no time; write it like 3h50m, 90s or 2d", param, ctx)
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+class ShardOf(click.ParamType["Shard"]):
+    """A share of a run such as 2/4, from 0/4 to 3/4."""
+
+    name = "K/N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "Shard":
+        from batchgen.shards import MOST, Shard
+
+        if isinstance(value, Shard):
+            return value
+        found = re.fullmatch(r"(\d+)/(\d+)", value)
+        if found is None:
+            self.fail(f"{value!r} is no share of a run; write it like 0/4: shard 0 of 4", param, ctx)
+        number, count = int(found[1]), int(found[2])
+        if not number < count <= MOST:
+            last = f"the last one of {count} is {count - 1}/{count}" if 0 < count <= MOST else f"N is 1 to {MOST:,}"
+            self.fail(f"there is no shard {value}: K counts from 0, and {last}", param, ctx)
+        return Shard(number, count)
+
+
+SHARD = click.option(
+    "--shard",
+    type=ShardOf(),
+    default="0/1",
+    help="Do share K of N, from 0 to N-1, while other processes do the others.",
+)
 
 
 class PortsType(click.ParamType["Ports"]):

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchgen.commands.notify import notifying
-from batchgen.commands.options import DEADLINE, JOB, JSON, METRICS, NOTIFY, SET, the_stop
+from batchgen.commands.options import DEADLINE, JOB, JSON, METRICS, NOTIFY, SET, SHARD, the_stop
 from batchgen.commands.telling import say, show_json
 
 if TYPE_CHECKING:
     from batchgen.executors.ending import Outcome
     from batchgen.executors.identity import OnChange
     from batchgen.reporting.serving import Ports
+    from batchgen.shards import Shard
 
 
 @click.command()
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     help="When settings that change the text differ from the run's: refuse; keep the old rows and go on; or move "
     "the old run aside.",
 )
+@SHARD
 @DEADLINE
 @NOTIFY
 @METRICS
@@ -40,6 +42,7 @@ def run(
     limit: int | None,
     fresh: bool,
     on_change: "OnChange",
+    shard: "Shard",
     deadline: float | None,
     notify_command: str | None,
     metrics: "Ports | None",
@@ -49,16 +52,21 @@ def run(
     from batchgen.executors import local
     from batchgen.job import jobfile
 
+    if not shard.is_whole and (fresh or on_change == "new-run"):
+        raise click.UsageError(
+            "a shard moves no run aside: each of them would, the work of those before it too; move the folder of the "
+            "run away, or do that by one start without --shard"
+        )
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(limit=limit, fresh=fresh, on_change=on_change, metrics=metrics)
+    options = local.Options(limit=limit, fresh=fresh, on_change=on_change, metrics=metrics, shard=shard)
     return notifying(
         notify_command,
         job=job,
         stop=stop,
         start=lambda: local.run(jobfile.load(job, sets), options, stop),
-        tell=lambda outcome: _told(outcome, as_json=as_json),
+        tell=lambda outcome: _told(outcome, shard, as_json=as_json),
     )
 
 
@@ -80,6 +88,7 @@ def run(
     show_default=True,
     help="When settings that change the text differ from the run's: refuse; or make the new rows under the new ones.",
 )
+@SHARD
 @DEADLINE
 @NOTIFY
 @METRICS
@@ -90,6 +99,7 @@ def retry_failed(
     sets: tuple[str, ...],
     types: tuple[str, ...],
     on_change: "OnChange",
+    shard: "Shard",
     deadline: float | None,
     notify_command: str | None,
     metrics: "Ports | None",
@@ -105,26 +115,26 @@ def retry_failed(
     stop = the_stop()
     if deadline is not None:
         stop.set_deadline(deadline)
-    options = local.Options(on_change=on_change, retry=frozenset(types), metrics=metrics)
+    options = local.Options(on_change=on_change, retry=frozenset(types), metrics=metrics, shard=shard)
     return notifying(
         notify_command,
         job=job,
         stop=stop,
         start=lambda: local.run(jobfile.load(job, sets), options, stop),
-        tell=lambda outcome: _told(outcome, as_json=as_json),
+        tell=lambda outcome: _told(outcome, shard, as_json=as_json),
     )
 
 
-def _told(outcome: "Outcome", *, as_json: bool) -> int:
+def _told(outcome: "Outcome", shard: "Shard", *, as_json: bool) -> int:
     """Tell how a start ended; its exit status."""
     assert outcome.report is not None
     if as_json:
         show_json(outcome.report)
-    say(_last_words(outcome.report))
+    say(_last_words(outcome.report, shard, outcome.report_md))
     return outcome.exit_status
 
 
-def _last_words(report: Mapping[str, Any]) -> str:
+def _last_words(report: Mapping[str, Any], shard: "Shard", file: Path | None) -> str:
     documents = report["documents"]
     pending = f", {documents['pending']:,} pending" if documents["pending"] else ""
     about = "" if documents["total_is_exact"] else "about "
@@ -142,4 +152,4 @@ def _last_words(report: Mapping[str, Any]) -> str:
         text += "; the same command goes on"
     if documents["failed"]:
         text += f"; failed documents: {report['notes']['failed documents'] or report['run_dir'] + '/summaries'}"
-    return f"{text}; report: {report['run_dir']}/report.md"
+    return f"{'' if shard.is_whole else f'{shard}: '}{text}; report: {file}"

@@ -3,7 +3,8 @@
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from batchgen import plan
@@ -15,42 +16,66 @@ from batchgen.storage import checkpoint
 from batchgen.storage.failed import FailedList
 from batchgen.storage.index import KeySet
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 
 log = logging.getLogger("batchgen")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """exit_status and the sentence for it; report is report.json's value, None where the run never began."""
+    """exit_status and the sentence for it; report is report.json's value, None where the run never began.
+
+    report_md: the same for reading.
+    """
 
     exit_status: int
     reason: str
     report: Mapping[str, Any] | None = None
+    report_md: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
     """What a pass leaves behind. retrying: it was one of `retry-failed`."""
 
-    directory: RunDirectory
+    view: View
     line: Line
     reading: Reading
-    sink: Sink
     retrying: bool
+    _unmet: KeySet = field(default_factory=KeySet.empty)  # rows of documents that are none of the shard's
+
+    @property
+    def directory(self) -> RunDirectory:
+        return self.view.run
+
+    @property
+    def sink(self) -> Sink:
+        return self.view.sink
 
     def settle(self) -> int:
         """After a whole pass: one row a document. The number of orphans moved."""
-        plan.counted(self.directory, self.line.committer.counted)
-        orphans = self.line.index.unseen() if self.reading.complete else KeySet.empty()
+        with self.directory.alone():
+            plan.counted(self.directory, self._counted())
+        unmet = self.line.index.unseen() if self.reading.complete else KeySet.empty()
         self.line.index.clear()
+        # A shard does not know what the others have met: what none has, only a pass over all of it can tell.
+        orphans = unmet if self.directory.shard.is_whole else KeySet.empty()
+        self._unmet = KeySet.empty() if self.directory.shard.is_whole else unmet
         if len(orphans) or self.reading.edited or self.reading.retried:
-            checkpoint.settle(self.directory, self.sink, orphans)
+            checkpoint.settle(self.view, orphans)
         if self.reading.complete:
             self.line.strikes.forget()
+            if self.directory.shard.is_whole:
+                self.line.strikes.forget_others()
             self.directory.remove_pieces()
         if len(orphans):
             log.info("%s rows of documents that are gone were moved to %s", len(orphans), self.directory.orphans)
         return len(orphans)
+
+    def _counted(self) -> dict[str, int]:
+        """Rows of the files that were read to their end, all splits of them being of this shard."""
+        counted, layout = self.line.committer.counted, self.line.plan.layout
+        return {source: rows for source, rows in counted.items() if layout.holds(source)}
 
     def tell(self, failure: BatchgenError | None, notes: dict[str, Any]) -> Outcome:
         """Write failed.jsonl, the report and the last of telemetry. failure: what ended the pass; None after settle."""
@@ -59,11 +84,12 @@ class Ending:
             log.error("%s", error)
         settled = failure is None  # so each document has one row
         line.index.clear()
-        rows = report.read_rows(self.directory, self.sink, unique=settled or not (reading.edited or reading.retried))
+        unique = settled or not (reading.edited or reading.retried)
+        rows = report.read_rows(self.directory, self.sink, unique=unique, view=self.view, unmet=self._unmet)
         inputs = {one.source: one.input for one in line.plan.files}
         listed = None
         try:
-            failed = FailedList(line.job, self.directory, self.sink, inputs, rows.old)
+            failed = FailedList(line.job, self.view, inputs, rows.old)
             listed = failed.renew(rows.with_failed, line.stop, failure)
         except OutputError as e:
             failure = e
@@ -115,4 +141,4 @@ class Ending:
                 telemetry.close(stats, e.exit_status, reason=str(e), **told)
             raise
         telemetry.close(stats, scope.exit_status or OK, reason=scope.reason, **told)
-        return Outcome(scope.exit_status or OK, scope.reason, value)
+        return Outcome(scope.exit_status or OK, scope.reason, value, self.directory.report_md)

@@ -29,6 +29,7 @@ from batchgen.executors.writers import Format, open_writer
 from batchgen.sinks.base import DamagedPartError, Sink, unhex
 from batchgen.storage import checkpoint
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 
 _CHUNK = 8192  # rows in memory
 _CACHED = 4  # parts in memory
@@ -187,7 +188,7 @@ class _Index:
 def _index(run: RunDirectory, sink: Sink, parts: _Parts, wish: Wish) -> _Index:
     files = {source: at for at, source in enumerate(plan.reading_order(run))}
     names = ["doc_key", "status", "source", "place"] + (["id", "id_type"] if wish.format == "parquet" else [])
-    repeated = checkpoint.repeated_keys(run, sink)
+    repeated = checkpoint.repeated_keys(View(run, sink))
     newer = np.zeros(len(repeated), np.bool_)
     found: list[tuple[NDArray[np.uint32], ...]] = [(np.empty(0, np.uint32),) * 2]
     places: list[tuple[NDArray[np.int64], ...]] = [(np.empty(0, np.int64),) * 2]

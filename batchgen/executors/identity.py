@@ -2,12 +2,13 @@
 
 import logging
 import secrets
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from batchgen import __version__, sinks
-from batchgen.errors import FingerprintError
+from batchgen.errors import FingerprintError, LockedError
 from batchgen.executors.checking import Checked
 from batchgen.fingerprint import differences, digest
 from batchgen.storage.rundir import RunDirectory
@@ -17,7 +18,10 @@ log = logging.getLogger("batchgen")
 
 
 def settle(checked: Checked, directory: RunDirectory, *, fresh: bool, on_change: OnChange) -> None:
-    """Go on only with the settings of the parts that are there, unless told otherwise."""
+    """Go on only with the settings of the parts that are there, unless told otherwise.
+
+    Needs the run's lock: of several shards that begin a run one writes its settings, and the others find them.
+    """
     if fresh:
         if directory.run_json.exists() or any(directory.summaries.glob("part-*")):
             log.info("--fresh: the old run is now %s", directory.set_aside())
@@ -25,15 +29,11 @@ def settle(checked: Checked, directory: RunDirectory, *, fresh: bool, on_change:
     else:
         old = directory.read_run()
     now = checked.fingerprint
-    made = sinks.format_of(directory.summaries) is not None  # without a row, settings are nobody's yet
+    others = directory.others
+    # Without a row, settings are nobody's yet: unless another shard is about to make some.
+    made = sinks.format_of(directory.summaries) is not None or bool(others)
     if made and old is not None and (lines := differences(old["fingerprint"], now)):
-        if on_change == "refuse":
-            raise FingerprintError(_refusal(directory.path, lines))
-        if on_change == "keep" and old["fingerprint"]["columns"] != now["columns"]:
-            raise FingerprintError(
-                f"{directory.path}: the kept fields are not those of the run there, and all its parts "
-                "have the same columns: --on-change new-run, or the old list under input.keep"
-            )
+        _refuse(checked, directory, old, lines, on_change=on_change)
         if on_change == "new-run":
             log.info("--on-change new-run: the old run is now %s", directory.set_aside())
             old = None
@@ -52,11 +52,31 @@ def settle(checked: Checked, directory: RunDirectory, *, fresh: bool, on_change:
         "fingerprint_digest": digest(now),
         "earlier_fingerprints": earlier,
         "job": _job_record(checked),
+        "shards": directory.shard.count,
     }
     if checked.job.packing.mode != "off":
         value.setdefault("packing_secret", secrets.token_hex(32))
     if value != old:
         directory.write_run(value)
+    directory.forget_other_counts()
+
+
+def _refuse(
+    checked: Checked, directory: RunDirectory, old: Mapping[str, Any], lines: list[str], *, on_change: OnChange
+) -> None:
+    """Raise FingerprintError, or LockedError, where the run does not go on so. lines: how the settings differ."""
+    if on_change == "refuse":
+        raise FingerprintError(_refusal(directory.path, lines))
+    if others := directory.others:
+        raise LockedError(
+            f"{directory.path}: {others[0].shard} of this run is at work under its old settings: "
+            f"{others[0].who_holds()}; start this again when no shard runs"
+        )
+    if on_change == "keep" and old["fingerprint"]["columns"] != checked.fingerprint["columns"]:
+        raise FingerprintError(
+            f"{directory.path}: the kept fields are not those of the run there, and all its parts "
+            "have the same columns: --on-change new-run, or the old list under input.keep"
+        )
 
 
 def _job_record(checked: Checked) -> dict[str, Any]:

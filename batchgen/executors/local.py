@@ -31,11 +31,13 @@ from batchgen.reporting.metrics import RunMetrics, exposing
 from batchgen.reporting.progress import Progress
 from batchgen.reporting.serving import Ports
 from batchgen.reporting.stats import Stats, Telemetry
+from batchgen.shards import WHOLE, Shard
 from batchgen.sinks.base import Sink
 from batchgen.storage import checkpoint
 from batchgen.storage.kept_answers import KeptAnswers
-from batchgen.storage.rundir import SHARD, RunDirectory
+from batchgen.storage.rundir import RunDirectory
 from batchgen.storage.strikes import Strikes
+from batchgen.storage.view import View
 from batchgen.workflows.base import Workflow
 from batchgen.workflows.long import Bounds
 from batchgen.workflows.map_reduce import MapReduceWorkflow
@@ -51,12 +53,14 @@ class Options:
 
     retry: failed documents are done again and no others, those of these error types (see retry.Campaign). metrics:
     where Prometheus finds them.
+    shard: which share of the splits; fresh and on_change "new-run" are for a run that is not divided.
     """
 
     limit: int | None = None
     fresh: bool = False
     on_change: OnChange = "refuse"
     retry: frozenset[str] | None = None
+    shard: Shard = WHOLE
     metrics: Ports | None = None
 
 
@@ -73,8 +77,8 @@ def run(
         raise ConfigError(
             f"{checked.job.output.path}: there is no run yet that could have failed: `batchgen run` first"
         )
-    with RunDirectory(checked.job.output.path) as directory:
-        attempt = _Attempt(checked, options, stop, directory, engine)
+    with RunDirectory(checked.job.output.path, options.shard) as directory:
+        attempt = _Attempt(checked, options, stop, directory, engine, again=lambda: check(file))
         metrics = RunMetrics(attempt.stats, checked.job.name, directory.owner)
         # Inside of the lock: a start that meets a run which goes is told so, not that its port is in use.
         with exposing(metrics, options.metrics, checked.job.metrics.path):
@@ -85,11 +89,14 @@ def run(
 
 @dataclass
 class _Attempt:
+    """again: checks the job once more."""
+
     checked: Checked
     options: Options
     stop: Stop
     directory: RunDirectory
     engine: Callable[[int | None], Engine] | None
+    again: Callable[[], Checked]
     stats: Stats = field(default_factory=Stats)
     _tokenizer: Tokenizer | None = None
     _builder: PromptBuilder | None = None
@@ -101,17 +108,25 @@ class _Attempt:
     def run(self, metrics: RunMetrics) -> Outcome:
         # Up to the first document nothing is half done that a signal could not leave.
         with self.stop.raising():
-            self._settle_identity()
-            files = plan.make(self.job, self.directory)
+            with self.directory.alone():
+                self._settle_identity()
+                files = plan.make(self.job, self.directory)
             _tell_odd_files(files)
             sink = self._sink(files)
-            loaded = checkpoint.load(self.job, files.files, self.directory, sink)
+            view = View(self.directory, sink, files.layout)
+            loaded = checkpoint.load(self.job, files.files, view)
+            if view.others:
+                log.info("%s parts of other shards were looked through: the number of shards, or files, have changed",
+                         f"{view.others:,}")  # fmt: skip
             for damaged in loaded.damaged:
                 log.warning("damaged part: %s", damaged)
             attempt = self.directory.next_attempt()
             telemetry = Telemetry(self.directory.telemetry(attempt), attempt=attempt, batchgen=__version__)
-            strikes = Strikes(self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner)
-            campaign = self._campaign(sink, loaded, strikes)
+            strikes = Strikes(
+                self.directory.strikes_json, limit=self.job.failures.strikes, owner=self.directory.owner,
+                others=self.directory.of_other_counts(self.directory.path, "strikes"),
+            )  # fmt: skip
+            campaign = self._campaign(view, loaded, strikes)
             if campaign is None:
                 log.info("%s in %s; %s done before → %s", _documents(files), _files(files), f"{loaded.index.done:,}",
                          self.directory.path)  # fmt: skip
@@ -123,9 +138,13 @@ class _Attempt:
         if campaign is not None:
             metrics.expected = campaign.wanted
         line = self._line(files, loaded, sink, strikes, telemetry, campaign, attempt)
-        return self._pass(line, sink, files, campaign, list(loaded.damaged))
+        return self._pass(line, view, files, campaign, list(loaded.damaged))
 
     def _settle_identity(self) -> None:
+        on_hub = any(item.dataset is not None for item in self.job.input)
+        if on_hub and not self.directory.shard.is_whole and self.directory.run_json.exists():
+            # Another shard may have begun the run meanwhile, and said which commit of a data set it has.
+            self.checked = self.again()
         identity.settle(self.checked, self.directory, fresh=self.options.fresh, on_change=self.options.on_change)
 
     def _sink(self, files: plan.Plan) -> Sink:
@@ -149,7 +168,7 @@ class _Attempt:
         )  # fmt: skip
         committer = checkpoint.Committer(
             self.job, self.directory, sink, digest(self.checked.fingerprint), attempt,
-            {one.source: one for one in files.files}, loaded.whole,
+            {one.source: one for one in files.files}, loaded.whole, files.layout,
         )  # fmt: skip
         kept = None
         if self.job.long_documents.in_pieces:
@@ -179,13 +198,14 @@ class _Attempt:
             documents=read_documents if campaign is None else campaign.documents,
             limit=self.options.limit,
             kept=kept,
+            twins=loaded.twins,
         )
 
     def _workflow(
         self, telemetry: Telemetry, starter: Starter, attempt: int, kept: KeptAnswers | None, *, retrying: bool
     ) -> Workflow:
         """One document a request or, where it is longer than the context, several; short ones packed before that."""
-        prefix = f"{SHARD}-{attempt}"
+        prefix = f"{self.directory.shard.number}-{attempt}"
         alone = self._alone(prefix, kept)
         if retrying:  # what failed is not packed again
             return alone
@@ -195,10 +215,10 @@ class _Attempt:
         )  # fmt: skip
         return packing.workflow(alone, prefix=prefix, rules=self._rules())
 
-    def _pass(self, line: Line, sink: Sink, files: plan.Plan, campaign: Campaign | None, damaged: list[str]) -> Outcome:
+    def _pass(self, line: Line, view: View, files: plan.Plan, campaign: Campaign | None, damaged: list[str]) -> Outcome:
         failure: BatchgenError | None = None
         reading = Reading(file_errors=[str(skipped) for skipped in files.skipped])
-        ending = Ending(self.directory, line, reading, sink, retrying=campaign is not None)
+        ending = Ending(view, line, reading, retrying=campaign is not None)
         orphans = 0
         try:
             run_pass(line, reading)
@@ -219,17 +239,17 @@ class _Attempt:
         """
         if campaign is not None:
             return campaign.wanted
-        left = [file for file in files.files if file.source not in loaded.whole]
+        left = [file for file in files.files if file.source not in loaded.whole and files.layout.mine(file.source)]
         known = [self.options.limit, sum(file.rows for file in left) if all(file.exact for file in left) else None]
         return min((number for number in known if number is not None), default=None)
 
-    def _campaign(self, sink: Sink, loaded: checkpoint.Loaded, strikes: Strikes) -> Campaign | None:
+    def _campaign(self, view: View, loaded: checkpoint.Loaded, strikes: Strikes) -> Campaign | None:
         """What `retry-failed` does; None where all documents without a row are done."""
         if self.options.retry is None:
             return None
         loaded.index.clear()
         now = digest(self.checked.fingerprint)
-        campaign = Campaign(self.job, self.directory, sink, loaded.whole, self.options.retry, now)
+        campaign = Campaign(self.job, view, loaded.whole, self.options.retry, now)
         campaign.begin(strikes)
         return campaign
 
@@ -237,7 +257,7 @@ class _Attempt:
         """Raise InputError for `on_duplicate: refuse`; a start with nothing to read looks for nothing."""
         if not any(item.on_duplicate == "refuse" for item in self.job.input):
             return
-        if all(file.source in loaded.whole for file in files.files):
+        if all(split.source in loaded.whole for split in files.splits):
             return
         duplicates.refuse(self.job, files.files)
 
@@ -285,10 +305,11 @@ class _Attempt:
         """run.json tells the engine of the latest attempt that had one."""
         from dataclasses import asdict
 
-        value = self.directory.read_run() or {}
-        value["engine"] = asdict(info) | {"feed": self.job.engine.feed, "profile": self.job.engine.profile}
-        starter.note(value)
-        self.directory.write_run(value)
+        with self.directory.alone():
+            value = self.directory.read_run() or {}
+            value["engine"] = asdict(info) | {"feed": self.job.engine.feed, "profile": self.job.engine.profile}
+            starter.note(value)
+            self.directory.write_run(value)
         if info.backend != "fake":
             each = " each" if info.replicas > 1 else ""
             cache = f", KV cache {info.kv_cache_tokens:,} tokens{each}" if info.kv_cache_tokens else ""

@@ -87,7 +87,7 @@ class Packing:
             return 0
         return int(size)
 
-    def _decide(self, single: Turn, packed: Turn) -> None:
+    def _decide(self, single: Turn, packed: Turn) -> bool:
         mode = "on" if packed.rate > single.rate else "off"
         refused = sum(packed.fallbacks.values())
         why = (
@@ -95,18 +95,22 @@ class Packing:
             f"{self.checked.job.packing.max_documents} ({refused:,} of {packed.wanted:,} documents sent again), "
             f"prefix cache {self._expected()[0]}"
         )
-        value = self.directory.read_run() or {}
-        value.setdefault("decisions", {})["packing"] = {
-            "mode": mode,
-            "why": why,
-            "single_docs_per_s": round(single.rate, 3),
-            "packed_docs_per_s": round(packed.rate, 3),
-            "documents": packed.wanted,
-            "fallbacks": dict(sorted(packed.fallbacks.items())),
-            "fingerprint": digest(self.checked.fingerprint),
-        }
-        self.directory.write_run(value)
+        with self.directory.alone():  # of several shards that measure, the first decides for all
+            if decision := self._decision():
+                return str(decision["mode"]) == "on"
+            value = self.directory.read_run() or {}
+            value.setdefault("decisions", {})["packing"] = {
+                "mode": mode,
+                "why": why,
+                "single_docs_per_s": round(single.rate, 3),
+                "packed_docs_per_s": round(packed.rate, 3),
+                "documents": packed.wanted,
+                "fallbacks": dict(sorted(packed.fallbacks.items())),
+                "fingerprint": digest(self.checked.fingerprint),
+            }
+            self.directory.write_run(value)
         log.info("packing: auto: %s: packing is %s from here on", why, mode)
+        return mode == "on"
 
     def _expected(self) -> tuple[str, str]:
         """(what the job says of the prefix cache, the way that should then be faster)."""

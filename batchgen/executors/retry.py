@@ -21,14 +21,14 @@ from batchgen.data import Document
 from batchgen.errors import InputError
 from batchgen.feeding.line import Line, Reading
 from batchgen.job.config import Job
-from batchgen.sinks.base import Sink
 from batchgen.sources import open_source
 from batchgen.sources.base import place_key
 from batchgen.storage.checkpoint import Tally
 from batchgen.storage.failed import FailedRow, by_source, failed_rows
 from batchgen.storage.index import DoneIndex, IndexBuilder, Visit
-from batchgen.storage.rundir import RunDirectory, attempt_of
+from batchgen.storage.rundir import attempt_of
 from batchgen.storage.strikes import Strikes
+from batchgen.storage.view import View
 
 # Failed for what the record is: only another record can change that, and `run` does edited documents anyway.
 OF_RECORDS = frozenset({
@@ -48,8 +48,7 @@ class Campaign:
     """
 
     job: Job
-    run: RunDirectory
-    sink: Sink
+    view: View
     whole: Mapping[str, Tally]
     types: frozenset[str]
     fingerprint: str
@@ -63,10 +62,10 @@ class Campaign:
         """Find what is to be retried. Raises OutputError."""
         known = self._read()
         self._attempts = known or []
-        self._parts = self.run.parts(self.sink.suffix)
+        self._parts = self.view.parts()
         builder = IndexBuilder()
         pardoned = []
-        for rows in failed_rows(self.sink, self._parts, {}):
+        for rows in failed_rows(self.view, self._parts, {}):
             asked = [row for row in rows if self._wants(row)]
             self.wanted += len(asked)
             self.others.update(row.error_type for row in rows if not self._wants(row))
@@ -80,7 +79,7 @@ class Campaign:
             strikes.forget(pardoned)
         kept = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
         others = f"; these keep their rows: {kept}" if kept else ""
-        log.info("%s failed documents are tried again%s → %s", f"{self.wanted:,}", others, self.run.path)
+        log.info("%s failed documents are tried again%s → %s", f"{self.wanted:,}", others, self.view.run.path)
 
     def _wants(self, row: FailedRow) -> bool:
         if attempt_of(row.part) in self._attempts:
@@ -95,11 +94,11 @@ class Campaign:
         """From here on, rows of this attempt are of this campaign. Raises OutputError."""
         self._attempts.append(attempt)
         value = self._names | {"attempts": self._attempts}
-        fsio.write_atomic(self.run.retry_json, json.dumps(value).encode(), owner=self.run.owner)
+        fsio.write_atomic(self.view.run.retry_json, json.dumps(value).encode(), owner=self.view.run.owner)
 
     def end(self) -> None:
         """All that could be read were tried: the next retry is another campaign. Raises OutputError."""
-        fsio.remove(self.run.retry_json)
+        fsio.remove(self.view.run.retry_json)
 
     @property
     def _names(self) -> dict[str, Any]:
@@ -108,7 +107,7 @@ class Campaign:
     def _read(self) -> list[int] | None:
         """The attempts of this campaign so far; None where it begins."""
         try:
-            value = json.loads(self.run.retry_json.read_bytes())
+            value = json.loads(self.view.run.retry_json.read_bytes())
             attempts = [int(n) for n in value.pop("attempts")]
         except (OSError, ValueError, AttributeError, KeyError, TypeError):
             return None
@@ -117,9 +116,10 @@ class Campaign:
     def documents(self, line: Line, reading: Reading) -> Iterator[Document]:
         """The documents to do: fetched from their places, then, where some are not there any more, looked for."""
         inputs = {file.source: file.input for file in line.plan.files}
-        for rows in failed_rows(self.sink, self._parts, {}):
+        for rows in failed_rows(self.view, self._parts, {}):
             asked = [row for row in rows if self._wants(row) or row.source not in self.whole]
-            for source, wanted in sorted(by_source(asked).items()):
+            here = [row for row in asked if self.view.split_at(row.source, row.place)[1]]
+            for source, wanted in sorted(by_source(here).items()):
                 if source not in inputs:
                     continue
                 try:
@@ -153,7 +153,8 @@ class Campaign:
             if self._index.visit(document.key, document.content) is Visit.EDITED:
                 reading.retried += 1
                 line.stats.counts.read += 1
-                yield document
+                split = self.view.split_at(document.source, document.place)[0]
+                yield document if split is None else dataclasses.replace(document, split=split)
 
 
 def _as_before(document: Document, row: FailedRow) -> Document | None:

@@ -160,7 +160,8 @@ class Starter:
         return EnginePool(places, stall_s=self.job.engine.stall_s, logs=logs, exposes=self.exposes)
 
     def _made_for(self) -> dict[str, str]:
-        files = [[file.source, plan.state(self.job, file)] for file in self.files.files]
+        # A shard's documents are its own: the longest one of another's says nothing about them.
+        files = [[file.source, plan.state(self.job, file)] for file in self.files.files] + [str(self.directory.shard)]
         return {
             "args": _digest(self.job.engine.args),
             "documents": _digest([files, digest(self.checked.fingerprint)]),

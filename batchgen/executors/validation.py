@@ -164,8 +164,8 @@ def _output(job: Job, checked: Checked | None, findings: Findings) -> None:
     if not os.access(at, os.W_OK | os.X_OK):
         fault = f"cannot be written: no permission in {at}"
         findings.fault(Finding(str(run.path), None, fault), OutputError.exit_status)
-    if run.is_held():
-        fault = f"another process holds this run: {run.holder() or 'just starting'}"
+    if running := run.running():
+        fault = f"another process holds this run: {running[0].who_holds()}"
         findings.fault(Finding(str(run.path), None, fault), LockedError.exit_status)
     old = None
     with findings.catching():
@@ -262,7 +262,7 @@ class _Sample:
 
     def _records(self, file: FileFacts, source: Source, wanted: int) -> Iterator[Document]:
         """So many documents from _PIECES places of the file; the first ones where only a quick look is wanted."""
-        target = max(1, file.size // _PIECES) if self.full else duplicates.WHOLE
+        target = max(1, -(-file.size // _PIECES)) if self.full else duplicates.WHOLE
         pieces = source.cut(begin=0, target_bytes=target)
         pieces = pieces[:: max(1, len(pieces) // _PIECES)][: _PIECES if self.full else 1]
         for start, end in pieces:

@@ -36,7 +36,7 @@ class Line:
     """What one pass works with; `prompts` and `engine` are made when the first document needs them.
 
     engine: takes how many documents there are for it, None where there may be more than the reader counted.
-    documents: gives those to do, in the reader's thread. kept: where documents are done in pieces.
+    documents: gives those to do, in the reader's thread. kept: where documents are done in pieces. twins: see Loaded.
     """
 
     job: Job
@@ -57,3 +57,4 @@ class Line:
     documents: Callable[["Line", Reading], Iterator[Document]]
     limit: int | None = None
     kept: KeptAnswers | None = None
+    twins: frozenset[bytes] = frozenset()

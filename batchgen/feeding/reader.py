@@ -70,7 +70,8 @@ def _visit(line: Line, reading: Reading, document: Document) -> Document | None:
     """The document as it is to be done, or None where its row is committed."""
     line.stats.counts.read += 1
     visit = line.index.visit(document.key, document.content)
-    if visit is Visit.DUPLICATE:
+    # The row before it can be in the share of another shard: who has seen both has said that this is the later one.
+    if visit is Visit.DUPLICATE or (visit is Visit.NEW and _is_twin(line, document)):
         reading.duplicates += 1
         line.committer.duplicate(document.source)
         sentence = f"the id {document.id!r} stood in an earlier row; this row is known by its place"
@@ -83,6 +84,10 @@ def _visit(line: Line, reading: Reading, document: Document) -> Document | None:
         return None
     reading.edited += visit is Visit.EDITED
     return document
+
+
+def _is_twin(line: Line, document: Document) -> bool:
+    return bool(line.twins) and place_key(document.source, document.place) in line.twins
 
 
 class ReadAhead:

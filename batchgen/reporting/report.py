@@ -11,7 +11,7 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,19 +25,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from batchgen import __version__, fsio, plan
 from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
 from batchgen.reporting.cost import cost
+from batchgen.reporting.ends import Share, attempt_of, shares, together
 from batchgen.reporting.lengths import Lengths
-from batchgen.reporting.stats import Counts, counts_of, last_told
+from batchgen.reporting.stats import Counts, counts_of
 from batchgen.reporting.told import Told, told
 from batchgen.reporting.why import why
 from batchgen.sinks.base import DamagedPartError, Sink
 from batchgen.storage.checkpoint import repeated_keys, superseded
+from batchgen.storage.index import KeySet
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 from batchgen.text import harmless
 
-NOTES = (
-    "damaged parts", "orphans", "engine deaths", "input files with errors", "edited documents", "duplicate ids",
-    "failed documents",
-)  # fmt: skip
 # How a document went to the engine, by the flag of its row; `whole` without any.
 _WAYS = {"truncated": DOCUMENT_TRUNCATED, "map_reduce": MAP_REDUCED, "refine": REFINED}
 _COSTS = ("requests", "prompt_tokens", "completion_tokens")
@@ -135,17 +134,23 @@ _READ = [
 ]  # fmt: skip
 
 
-def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
+def read_rows(
+    run: RunDirectory, sink: Sink, *, unique: bool = False, view: View | None = None, unmet: KeySet | None = None
+) -> Rows:
     """The sums over all committed parts, the newest row of each key; a part that vanishes meanwhile is left out.
 
-    unique: each key is known to have one row, so that nobody has to look for older ones.
+    unique: each key is known to have one row, so that nobody has to look for older ones. view: of a shard's rows.
+    unmet: keys of rows that are none of the shard's documents, after it has read all of them.
     """
+    view = view or View(run, sink)
     rows = Rows()
-    old = rows.old = {} if unique else superseded(run, sink, repeated_keys(run, sink))
-    for path in run.parts(sink.suffix):
+    old = rows.old = {} if unique else superseded(view, repeated_keys(view))
+    if unmet:
+        old = rows.old = _among(view, unmet)
+    for path in view.parts():
         failed = rows.status["failed"]
         try:
-            table = sink.read(path, [*_READ, "doc_key"] if path in old else _READ)
+            table = view.read(path, [*_READ, "doc_key"] if path in old else _READ)
         except DamagedPartError as e:
             if path.exists():
                 rows.damaged.append(f"{path.name}: {e}")
@@ -158,6 +163,16 @@ def read_rows(run: RunDirectory, sink: Sink, *, unique: bool = False) -> Rows:
         if rows.status["failed"] > failed:
             rows.with_failed.append(path)
     return rows
+
+
+def _among(view: View, keys: KeySet) -> dict[Path, set[str]]:
+    """By part its rows' keys (hex) that are among these."""
+    found = {}
+    for path in view.parts():
+        with contextlib.suppress(DamagedPartError):
+            held = view.read_keys(path).keys
+            found[path] = {key.tobytes().hex() for key in held[keys.places(held) >= 0]}
+    return {path: some for path, some in found.items() if some}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +189,17 @@ class Scope:
     total_rows: int | None  # None where nobody has looked at the input yet
     total_exact: bool
     notes: Mapping[str, Any]
+    latest: tuple[Path, ...] = ()  # telemetry of the attempts that it is about; none: that of `attempt`
+    shards: Sequence[Share] = ()  # where it is about several
 
 
 def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
     """The report as plain JSON values."""
     rows = scope.rows
     known = run.read_run() or {}
-    this = told(run.telemetry(scope.attempt), scope.counts)
-    earlier = [told(path) for path in run.telemetries() if path != run.telemetry(scope.attempt)]
+    latest = scope.latest or (run.telemetry(scope.attempt),)
+    this = told(latest[0], scope.counts) if len(latest) == 1 else _sum(latest)
+    earlier = [told(path) for path in run.telemetries() if path not in latest]
     every = Told()
     for one in (this, *earlier):
         every.add(one)
@@ -191,6 +209,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
     built = {
         "name": scope.name,
         "run_dir": str(run.path),
+        "shard": None if run.shard.is_whole else f"{run.shard.number}/{run.shard.count}",
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "exit_status": scope.exit_status,
         "reason": scope.reason,
@@ -207,15 +226,36 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
         },
         "packing": _packing(known, rows),
         "attempt": {"number": scope.attempt} | _scope(this, _tokens(scope.counts)),
-        "run": {"attempts": len(earlier) + (scope.counts.total_s > 0)} | _scope(every, run_tokens),
+        "run": {"attempts": len(earlier) + (len(latest) if scope.counts.total_s > 0 else 0)}
+        | _scope(every, run_tokens),
         "lengths": {name: lengths.quantiles() for name, lengths in rows.lengths.items()},
         "histograms": {name: lengths.histogram() for name, lengths in rows.lengths.items()},
         "engine": {name: engine.get(name) for name in _ENGINE},
         "versions": {"batchgen": __version__, **engine.get("versions", {})},
+        "shards": [of_shard(one) for one in scope.shards],
         "notes": dict(scope.notes),
     }
     job = known.get("job") or {}
     return built | {"cost": cost(built, job), "why": why(built, job)}
+
+
+def _sum(paths: Iterable[Path]) -> Told:
+    found = Told()
+    for path in paths:
+        found.add(told(path))
+    return found
+
+
+def of_shard(share: Share) -> dict[str, Any]:
+    return {
+        "shard": f"{share.run.shard.number}/{share.run.shard.count}",
+        "attempt": share.attempt,
+        "exit_status": share.end.exit_status,
+        "reason": share.end.reason,
+        "running": share.run.holder() if share.end.reason == "running" else None,
+        "done": share.done,
+        "docs_per_s": None if share.docs_per_s is None else round(share.docs_per_s, 3),
+    }
 
 
 def _packing(known: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
@@ -228,59 +268,33 @@ def _packing(known: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How the latest start ended; exit_status is None where it goes on, was killed, or none has done anything."""
-
-    exit_status: int | None
-    reason: str
-    notes: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOTES))
-    stale: int = 0
-
-
-def last_end(run: RunDirectory) -> End:
-    if run.is_held():
-        return End(None, "running")
-    paths = run.telemetries()
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no report is no news
-        written = json.loads(run.report_json.read_text(encoding="utf-8"))
-        # A start with nothing to do leaves a report and no telemetry.
-        if written["attempt"]["number"] > (_attempt(paths[-1]) if paths else 0):
-            return End(written["exit_status"], written["reason"], written["notes"])
-    if not paths:
-        return End(None, "nothing was sent or written yet")
-    end = last_told(paths[-1])[1]
-    if end is None:
-        return End(None, "killed")
-    return End(end["exit_status"], end["reason"], end["notes"], end["edited_pending"])
-
-
-def _attempt(telemetry: Path) -> int:
-    return int(telemetry.stem.rpartition("-")[2])
-
-
-def total(run: RunDirectory, rows: Rows) -> tuple[int | None, bool]:
+def total(run: RunDirectory, rows: Rows, every: Sequence[Share]) -> tuple[int | None, bool]:
     """(documents in the input as the latest start saw it, whether they are counted); None before there is a plan."""
     planned, exact = plan.known_rows(run)
-    return (planned if planned is None or exact else max(planned, rows.count)), exact
+    if planned is None or exact:
+        return planned, exact
+    if len(every) > 1 and all(one.total is not None for one in every):  # each has counted its own
+        return sum(one.total or 0 for one in every), True
+    return max(planned, rows.count), False
 
 
 def afresh(run: RunDirectory, rows: Rows) -> dict[str, Any]:
     """The report of a run that goes on, ended or was killed, from what lies there; its numbers are those of `build`.
 
-    The attempt is the latest that left telemetry; the end and the notes are those of the latest start, null where
-    it has no end.
+    The attempt is the latest that left telemetry, with shards the latest of each; the end and the notes are those of
+    the latest starts, null where one has no end.
     """
-    paths = run.telemetries()
-    end = last_end(run)
+    every = shares(run)
+    end = together(every)
     notes = dict(end.notes)
     if rows.damaged:
         notes["damaged parts"] = [*(notes["damaged parts"] or []), *rows.damaged]
-    total_rows, exact = total(run, rows)
+    total_rows, exact = total(run, rows, every)
+    latest = tuple(one.telemetry for one in every if one.telemetry is not None)
     scope = Scope(
         name=(run.read_run() or {}).get("name", run.path.name),
-        attempt=_attempt(paths[-1]) if paths else 0,
-        counts=counts_of(paths[-1]) if paths else Counts(),
+        attempt=max(map(attempt_of, latest), default=0),
+        counts=sum((counts_of(path) for path in latest), start=Counts()),
         exit_status=end.exit_status,
         reason=end.reason,
         rows=rows,
@@ -288,6 +302,8 @@ def afresh(run: RunDirectory, rows: Rows) -> dict[str, Any]:
         total_rows=total_rows,
         total_exact=exact,
         notes=notes,
+        latest=latest,
+        shards=every if len(every) > 1 else (),
     )
     return build(run, scope)
 

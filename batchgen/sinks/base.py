@@ -20,13 +20,15 @@ class DamagedPartError(Exception):
 class PartKeys:
     """What a part holds. keys: (n, 16) and content: (n, 8) bytes; sources: one text a row; footer: as written.
 
-    The footer may be missing (`{}`) where the format cannot commit it together with the rows.
+    The footer may be missing (`{}`) where the format cannot commit it together with the rows. twins: keys of documents
+    that failed because their id stood in an earlier row, where somebody asked for them.
     """
 
     keys: NDArray[np.uint8]
     content: NDArray[np.uint8]
     sources: pa.ChunkedArray
     footer: Mapping[str, Any]
+    twins: frozenset[bytes] = frozenset()
 
 
 class Sink(Protocol):
@@ -42,6 +44,10 @@ class Sink(Protocol):
     ) -> None: ...
 
     def read_keys(self, path: Path) -> PartKeys: ...
+
+    def footer(self, path: Path) -> Mapping[str, Any]:
+        """The footer alone, as of PartKeys, without a look at the rows."""
+        ...
 
     def read(self, path: Path, names: Sequence[str]) -> pa.Table:
         """Columns of batchgen's own, with their types."""

@@ -58,6 +58,10 @@ class JsonlSink:
         keys, content = unhex(table.column("doc_key"), 16), unhex(table.column("content_hash"), 8)
         return PartKeys(keys, content, table.column("source"), footer)
 
+    def footer(self, path: Path) -> Mapping[str, Any]:
+        told = _footer(path)
+        return {} if told is None else dict(told["footer"])
+
     def rows(self, path: Path) -> list[dict[str, Any]]:
         return _rows(_load(path)[0])
 

@@ -51,6 +51,9 @@ class ParquetSink:
         keys, content = unhex(table.column("doc_key"), 16), unhex(table.column("content_hash"), 8)
         return PartKeys(keys, content, table.column("source"), _footer(table))
 
+    def footer(self, path: Path) -> Mapping[str, Any]:
+        return dict(_footer(_read(path, [])))
+
     def rows(self, path: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = _read(path).to_pylist()
         return found

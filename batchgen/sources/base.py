@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +59,14 @@ class Fetched:
     raw: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How large a split is, and where it begins: `first` is the number that leads the place of its first row."""
+
+    size: int
+    first: int
+
+
 NO_SPLIT = -1  # of documents that were fetched by their place
 
 
@@ -71,7 +79,14 @@ class Source(Protocol):
     def facts(self) -> FileFacts: ...
 
     def cut(self, *, begin: int, target_bytes: int) -> list[tuple[int, int]]:
-        """(start, end) pairs from `begin` (0, or the end of an earlier cut) to the end of the file."""
+        """(start, end) pairs from `begin` (0, or the end of an earlier cut) to the end of the file.
+
+        None is larger than `target_bytes`, apart from what cannot be cut: a row group, a shard, a packed file.
+        """
+        ...
+
+    def measure(self, cuts: Sequence[tuple[int, int]]) -> list[Measure]:
+        """What each of these splits holds."""
         ...
 
     def read(self, split: Split) -> Iterator[Document]: ...
@@ -214,3 +229,14 @@ class Reader:
             split=split,
             error=error,
         )
+
+
+def gathered(sizes: Sequence[int], *, begin: int, target_bytes: int) -> list[tuple[int, int]]:
+    """(start, end) pairs over what cannot be cut, from number `begin`: as many together as fit into `target_bytes`."""
+    cuts, start, size = [], begin, 0
+    for number in range(begin, len(sizes)):
+        if number > start and size + sizes[number] > target_bytes:
+            cuts.append((start, number))
+            start, size = number, 0
+        size += sizes[number]
+    return [*cuts, (start, len(sizes))] if start < len(sizes) else cuts

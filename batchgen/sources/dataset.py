@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,11 +23,12 @@ import pyarrow.parquet as pq
 from batchgen.data import Document, Split
 from batchgen.errors import BatchgenError, ConfigError, InputError
 from batchgen.job.config import Dataset, Input, Job
-from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, State, numbers
+from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Measure, Reader, State, gathered, numbers
 from batchgen.sources.parquet import type_of
 from batchgen.text import nearest
 
 _BATCH_ROWS = 256
+_UNKNOWN_BYTES = 64 << 20  # what a shard counts with where nobody knows how large it is
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ELSEWHERE = re.compile(r"://|::")  # a URL, or a file inside of an archive
 
@@ -231,19 +232,26 @@ class DatasetSource:
         return (told.num_examples or 0) if told is not None else 0, False
 
     def cut(self, *, begin: int, target_bytes: int) -> list[tuple[int, int]]:
-        cuts, start, size = [], begin, 0
+        # Without files to look at, a shard is a split: nobody knows how large it is.
+        sizes = self._sizes() or [target_bytes] * self._opened.stream.num_shards
+        return gathered(sizes, begin=begin, target_bytes=target_bytes)
+
+    def measure(self, cuts: Sequence[tuple[int, int]]) -> list[Measure]:
+        sizes = self._sizes()
+        return [Measure(sum(sizes[start:end]) if sizes else _UNKNOWN_BYTES, start) for start, end in cuts]
+
+    def _sizes(self) -> list[int]:
+        """The bytes of each shard's file; nothing where not every shard has one to look at."""
         files = self._opened.files(self._dataset.split)
-        shards = self._opened.stream.num_shards
-        for shard in range(begin, shards):
+        if len(files) != self._opened.stream.num_shards:
+            return []
+        sizes = []
+        for path in files:
             try:
-                # Without files to look at, a shard is a split: nobody knows how large it is.
-                size += files[shard].stat().st_size if len(files) == shards else target_bytes
+                sizes.append(path.stat().st_size)
             except OSError as e:
-                raise InputError(f"{files[shard]}: cannot be read: {e.strerror or e}") from e
-            if size >= target_bytes or shard == shards - 1:
-                cuts.append((start, shard + 1))
-                start, size = shard + 1, 0
-        return cuts
+                raise InputError(f"{path}: cannot be read: {e.strerror or e}") from e
+        return sizes
 
     def read(self, split: Split) -> Iterator[Document]:
         stream = self._opened.stream

@@ -6,7 +6,7 @@ A packed file is one split, since nobody can read from its middle; bytes and pla
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.job.config import Input
 from batchgen.sources import streams
-from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, numbers
+from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Measure, Reader, numbers
 from batchgen.sources.streams import (
     DamagedStreamError,
     LongLine,
@@ -85,26 +85,30 @@ class JsonlSource:
         try:
             size = self._path.stat().st_size
             with open_stream(self._path) as stream:
-                pieces = 1 if is_packed(stream) else max(1, round((size - begin) / target_bytes))
+                pieces = 1 if is_packed(stream) else max(1, -(-(size - begin) // target_bytes))
         except OSError as e:
             raise self._unreadable(e) from e
         count = pieces if size > begin else 0
         edges = [begin + (size - begin) * n // count for n in range(count)] + [size] if count else []
         return list(itertools.pairwise(edges))
 
+    def measure(self, cuts: Sequence[tuple[int, int]]) -> list[Measure]:
+        """A packed file counts with its packed bytes."""
+        return [Measure(end - start, start) for start, end in cuts]
+
     def read(self, split: Split) -> Iterator[Document]:
         """A line belongs to the split that holds its first byte, and is read to its end."""
-        return self._told(lambda stream: self._documents(stream, split))
+        return self._told(lambda stream: self._documents(stream, split), most=split.end - split.start)
 
     def fetch(self, places: Collection[str]) -> Iterator[Fetched]:
         wanted = [at for (at,) in numbers(places, r"byte (\d+)")]
         return self._told(lambda stream: self._fetch(stream, wanted))
 
-    def _told(self, read: Callable[[Stream], Iterator[_Item]]) -> Iterator[_Item]:
-        """What is read of the file; its faults as errors that name it."""
+    def _told(self, read: Callable[[Stream], Iterator[_Item]], *, most: int | None = None) -> Iterator[_Item]:
+        """What is read of the file, about `most` bytes; its faults as errors that name it."""
         count = 0
         try:
-            with open_stream(self._path) as stream:
+            with open_stream(self._path, most=most) as stream:
                 for one in read(stream):
                     yield one
                     count += 1

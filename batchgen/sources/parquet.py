@@ -1,7 +1,8 @@
 """Parquet: splits are runs of row groups; only the columns a job needs are read, in small batches."""
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 from batchgen.data import Document, Split
 from batchgen.errors import InputError
 from batchgen.job.config import Input
-from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Reader, numbers
+from batchgen.sources.base import NO_SPLIT, Fetched, FileFacts, Measure, Reader, gathered, numbers
 from batchgen.text import one_line
 
 _BATCH_ROWS = 32
@@ -51,15 +52,15 @@ class ParquetSource:
         return FileFacts(str(self._path), self._number, stat.st_size, stat.st_mtime_ns, rows, exact=True, kept=kept)
 
     def cut(self, *, begin: int, target_bytes: int) -> list[tuple[int, int]]:
-        cuts, start, size = [], begin, 0
         with self._open() as file:
-            groups = file.metadata.num_row_groups
-            for group in range(begin, groups):
-                size += file.metadata.row_group(group).total_byte_size
-                if size >= target_bytes or group == groups - 1:
-                    cuts.append((start, group + 1))
-                    start, size = group + 1, 0
-        return cuts
+            sizes = [file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups)]
+        return gathered(sizes, begin=begin, target_bytes=target_bytes)
+
+    def measure(self, cuts: Sequence[tuple[int, int]]) -> list[Measure]:
+        with self._open() as file:
+            groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+            first = [0, *itertools.accumulate(group.num_rows for group in groups)]
+            return [Measure(sum(one.total_byte_size for one in groups[start:end]), first[start]) for start, end in cuts]
 
     def read(self, split: Split) -> Iterator[Document]:
         with self._open() as file:

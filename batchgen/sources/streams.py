@@ -11,7 +11,9 @@ import pyarrow as pa
 
 MAX_LINE_BYTES = 256 << 20  # a longer line is never whole in memory
 _BUFFER = 1 << 20
+_SMALL_BUFFER = 1 << 16
 _PACKED_BUFFER = 1 << 18
+_DIGESTED_BYTES = 1 << 12
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -106,9 +108,12 @@ class Unpacked(io.RawIOBase):
         return f"the {self._packing} stream is damaged ({fault})"
 
 
-def open_stream(path: Path) -> Stream:
-    """The file's content, unpacked if its first bytes say that it is packed, whatever its name says."""
-    stream: Stream = io.BufferedReader(io.FileIO(path), _BUFFER)
+def open_stream(path: Path, *, most: int | None = None) -> Stream:
+    """The file's content, unpacked if its first bytes say that it is packed, whatever its name says.
+
+    most: about so many bytes of it will be read; a small split is not worth a megabyte of reading ahead.
+    """
+    stream: Stream = io.BufferedReader(io.FileIO(path), _BUFFER if most is None or most > _BUFFER else _SMALL_BUFFER)
     if (packing := _packing(stream.peek(4)[:4])) is None:
         return stream
     stream.close()
@@ -122,6 +127,16 @@ def is_packed(stream: Stream) -> bool:
 def position(stream: Stream) -> int:
     """Bytes of the file itself that were read so far."""
     return stream.raw.packed_position if isinstance(stream.raw, Unpacked) else stream.tell()
+
+
+def digest_before(path: Path, at: int) -> str:
+    """A hash of what stands right before this byte: where it is the same, the file was only appended to since.
+
+    What is put in or taken out further up moves it. Raises OSError.
+    """
+    with path.open("rb") as stream:
+        stream.seek(max(0, at - _DIGESTED_BYTES))
+        return hashlib.blake2b(stream.read(min(at, _DIGESTED_BYTES)), digest_size=8).hexdigest()
 
 
 def _packing(head: bytes) -> str | None:

@@ -23,7 +23,9 @@ from batchgen.job.config import Job
 from batchgen.sinks.base import DamagedPartError, PartKeys, Sink
 from batchgen.sources.base import NO_SPLIT, FileFacts
 from batchgen.storage.index import DoneIndex, IndexBuilder, KeySet
+from batchgen.storage.layout import Layout
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 
 _WORD = (1 << 64) - 1
 
@@ -41,57 +43,69 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """index: of all committed rows. whole: files that need not be opened. damaged: parts set aside, and why."""
+    """index: of all committed rows. whole: files that need not be opened. damaged: parts set aside, and why.
+
+    twins: for a shard, the keys by place of documents whose id stood in an earlier row.
+    """
 
     index: DoneIndex
     whole: Mapping[str, Tally]
     damaged: tuple[str, ...]
+    twins: frozenset[bytes] = frozenset()
 
 
-def load(job: Job, files: Sequence[FileFacts], run: RunDirectory, sink: Sink) -> Loaded:
-    """Read all parts; set damaged ones aside, and take superseded rows out of old ones."""
+def load(job: Job, files: Sequence[FileFacts], view: View) -> Loaded:
+    """Read all parts of the view; set damaged ones aside, and take superseded rows out of old ones."""
     damaged: tuple[str, ...] = ()
     while True:
-        held = _read_parts(run, sink)
-        damaged += held.damaged
+        held = _read_parts(view)
         repeated = held.builder.repeated()
+        damaged += held.damaged
         if not len(repeated):
             break
-        damaged += _take_out(run, sink, superseded(run, sink, repeated))
-    whole = _whole(job, files, held)
-    return Loaded(held.builder.index([source in whole for source in held.rows]), whole, damaged)
+        damaged += _take_out(view, repeated)
+    whole = _whole(job, files, held, view.layout)
+    index = held.builder.index([source in whole for source in held.rows])
+    return Loaded(index, whole, damaged, held.twins)
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What all parts hold. rows: of each source, in the order of their numbers; told: files that parts call whole."""
+    """What all parts hold. rows: of each source, in the order of their numbers.
+
+    told: by source, what parts say of the rows of some or all of its splits, the oldest first.
+    """
 
     builder: IndexBuilder
     rows: Mapping[str, Tally]
-    told: Mapping[str, Mapping[str, Any]]
+    told: Mapping[str, list[Mapping[str, Any]]]
     damaged: tuple[str, ...]
+    twins: frozenset[bytes]
 
 
-def _read_parts(run: RunDirectory, sink: Sink) -> _Held:
+def _read_parts(view: View) -> _Held:
     builder = IndexBuilder()
     numbers: dict[str, int] = {}
     rows: dict[str, Tally] = defaultdict(Tally)
-    told: dict[str, Mapping[str, Any]] = {}
-    damaged = []
-    for path in run.parts(sink.suffix):
+    told: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    damaged: list[str] = []
+    twins: set[bytes] = set()
+    for path in view.parts():
         try:
-            part = sink.read_keys(path)
+            part = view.read_keys(path)
         except DamagedPartError as e:
-            damaged.append(_set_aside(run, sink, path, e))
+            damaged += _set_aside(view, path, e)
             continue
-        told |= part.footer.get("files", {})
+        twins |= part.twins
+        for source, entry in part.footer.get("files", {}).items():
+            told[source].append(entry)
         named = part.sources.combine_chunks().dictionary_encode()
         names, at = named.dictionary.to_pylist(), named.indices.to_numpy()
         for name, count, total in zip(names, np.bincount(at).tolist(), _sums(part, at).tolist(), strict=True):
             rows[name] += Tally(count, total)
         known = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.uint32)
         builder.add(part.keys, part.content, known[at] if names else np.empty(0, np.uint32))
-    return _Held(builder, rows, told, tuple(damaged))
+    return _Held(builder, rows, told, tuple(damaged), frozenset(twins))
 
 
 def _sums(part: PartKeys, at: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
@@ -109,23 +123,23 @@ def _sum(key: bytes, content: bytes) -> int:
     return (low + (high | 1) * (hashed | 1)) & _WORD
 
 
-def repeated_keys(run: RunDirectory, sink: Sink) -> KeySet:
+def repeated_keys(view: View) -> KeySet:
     """Keys with rows in several parts: edited documents whose old row still stands. Changes nothing."""
     builder = IndexBuilder()
-    for path in run.parts(sink.suffix):
+    for path in view.parts():
         with contextlib.suppress(DamagedPartError):
-            part = sink.read_keys(path)
+            part = view.read_keys(path)
             builder.add(part.keys, part.content, np.zeros(len(part.keys), np.uint32))
     return builder.repeated()
 
 
-def superseded(run: RunDirectory, sink: Sink, repeated: KeySet) -> dict[Path, set[str]]:
+def superseded(view: View, repeated: KeySet) -> dict[Path, set[str]]:
     """By part the keys (hex) of rows that have a newer one in a later part."""
     found: dict[Path, set[str]] = {}
     newer = np.zeros(len(repeated), np.bool_)
-    for path in reversed(run.parts(sink.suffix) if len(repeated) else []):
+    for path in reversed(view.parts() if len(repeated) else []):
         try:
-            keys = sink.read_keys(path).keys
+            keys = view.read_keys(path).keys
         except DamagedPartError:
             continue
         at = repeated.places(keys)
@@ -136,36 +150,62 @@ def superseded(run: RunDirectory, sink: Sink, repeated: KeySet) -> dict[Path, se
     return found
 
 
-def _set_aside(run: RunDirectory, sink: Sink, path: Path, damage: DamagedPartError) -> str:
-    """Move a damaged part out of the way; the sentence about it."""
-    sink.move(path, run.damaged)
-    return f"{path.name}: {damage}; moved to {run.damaged.name}/, its documents are done again"
+def _set_aside(view: View, path: Path, damage: DamagedPartError) -> tuple[str, ...]:
+    """Move a damaged part out of the way; the sentence about it.
+
+    None where another shard has removed the part meanwhile, or is to look after it.
+    """
+    with view.run.alone():
+        if not path.exists() or not view.is_ours(path):
+            return ()
+        view.sink.move(path, view.run.damaged)
+    return (f"{path.name}: {damage}; moved to {view.run.damaged.name}/, its documents are done again",)
 
 
-def _take_out(run: RunDirectory, sink: Sink, old: Mapping[Path, set[str]]) -> tuple[str, ...]:
-    """Rewrite parts without these rows; a part whose damage shows only now is set aside, and told."""
-    damaged = []
-    for path, keys in sorted(old.items()):
-        try:
-            sink.drop(path, keys, to=None)
-        except DamagedPartError as e:
-            damaged.append(_set_aside(run, sink, path, e))
+def _take_out(view: View, repeated: KeySet) -> tuple[str, ...]:
+    """Rewrite parts without superseded rows; a part whose damage shows only now is set aside, and told."""
+    damaged: list[str] = []
+    with view.run.alone():  # what two shards take out of one part at once would come back with the second
+        for path, keys in sorted(superseded(view, repeated).items()):
+            try:
+                view.sink.drop(path, keys, to=None)
+            except DamagedPartError as e:
+                if not view.is_ours(path):
+                    raise OutputError(
+                        f"{path}: {e}; start the shard that wrote it: it does these documents again"
+                    ) from e
+                damaged += _set_aside(view, path, e)
     return tuple(damaged)
 
 
-def _whole(job: Job, files: Sequence[FileFacts], held: _Held) -> dict[str, Tally]:
-    """Files that some part calls whole, that are unchanged since, and whose rows, these very ones, are in the parts.
+def _whole(job: Job, files: Sequence[FileFacts], held: _Held, layout: Layout | None) -> dict[str, Tally]:
+    """Files that parts call whole, that are unchanged since, and whose rows, these very ones, are in the parts.
 
-    A row keeps its source when its document moves. So a file can have as many rows as it has documents, and they are
-    of others.
+    For a shard: whole as far as its splits go. A row keeps its source when its document moves. So a file can have as
+    many rows as it has documents, and they are of others.
     """
-    return {
-        file.source: rows
-        for file in files
-        if (entry := held.told.get(file.source))
-        and plan.state(job, file).items() <= entry.items()
-        and _told(rows := held.rows.get(file.source, Tally())).items() <= entry.items()
-    }
+    found = {}
+    for file in files:
+        mine = frozenset(layout.mine(file.source)) if layout else frozenset()
+        wanted, rows = plan.state(job, file).items(), held.rows.get(file.source, Tally())
+        entries = [entry for entry in held.told.get(file.source, ()) if wanted <= entry.items()]
+        if entries and _put_together(entries, mine) == rows:
+            found[file.source] = rows
+    return found
+
+
+def _put_together(entries: Sequence[Mapping[str, Any]], mine: frozenset[int]) -> Tally | None:
+    """The rows of these splits of one file, told together or one by one, by shards of then; None where some lack."""
+    left, rows = set(mine), Tally()
+    for entry in reversed(entries):  # the newest first
+        splits = set(entry["splits"])
+        tally = Tally(entry["rows"], int(entry["sum"], 16))
+        if splits == mine:
+            return tally
+        if splits and splits <= left:
+            left -= splits
+            rows += tally
+    return None if left else rows
 
 
 def _told(rows: Tally) -> dict[str, Any]:
@@ -189,6 +229,7 @@ class Committer:
 
     The reader's thread calls `read`, `duplicate` and `ended`, the engine's all others: each value has one writer.
     whole: files that parts call whole: a new part with rows of theirs says it again, since the older can go.
+    layout: of the splits; a file is told whole as far as those of the shard go.
     """
 
     job: Job
@@ -198,6 +239,7 @@ class Committer:
     attempt: int
     files: Mapping[str, FileFacts]
     whole: Mapping[str, Tally] = field(default_factory=dict)
+    layout: Layout = field(default_factory=Layout)
     parts: int = 0
     rows: int = 0
     seconds: float = 0.0
@@ -251,10 +293,12 @@ class Committer:
         rows = {source: self._passes[source].rows for source in list(self._passes) if self._is_whole(source)}
         rows |= {one: self.whole[one] for one in {record.document.source for record in records} if one in self.whole}
         whole = {
-            source: plan.state(self.job, self.files[source]) | _told(tally) for source, tally in sorted(rows.items())
+            source: plan.state(self.job, self.files[source]) | {"splits": self.layout.mine(source)} | _told(tally)
+            for source, tally in sorted(rows.items())
         }
         footer = {
             "version": 1,
+            "plan": self.layout.plan,
             "attempt": self.attempt,
             "splits": sorted({record.document.split for record in records} - {NO_SPLIT}),
             "files": whole,
@@ -273,16 +317,16 @@ class Committer:
         return done and not at.duplicates
 
 
-def settle(run: RunDirectory, sink: Sink, orphans: KeySet) -> None:
+def settle(view: View, orphans: KeySet) -> None:
     """Take superseded rows out of old parts, and move the rows of documents that are gone to orphans/."""
-    held = _read_parts(run, sink)
-    damaged = held.damaged or _take_out(run, sink, superseded(run, sink, held.builder.repeated()))
-    for path in run.parts(sink.suffix) if len(orphans) and not damaged else []:
+    held = _read_parts(view)
+    damaged = held.damaged or _take_out(view, held.builder.repeated())
+    for path in view.parts() if len(orphans) and not damaged else []:
         try:
-            keys = sink.read_keys(path).keys
+            keys = view.read_keys(path).keys
             if gone := {key.tobytes().hex() for key in keys[orphans.places(keys) >= 0]}:
-                sink.drop(path, gone, to=run.orphans / path.name)
+                view.sink.drop(path, gone, to=view.run.orphans / path.name)
         except DamagedPartError as e:
-            damaged += (_set_aside(run, sink, path, e),)
+            damaged += _set_aside(view, path, e)
     if damaged:
         raise OutputError("\n".join(damaged) + "; start the same command again")

@@ -23,10 +23,10 @@ from batchgen.data import Document
 from batchgen.errors import BatchgenError, InputError, OutputError
 from batchgen.job.config import COLUMNS, Job
 from batchgen.lifecycle import Stop
-from batchgen.sinks.base import DamagedPartError, Sink
+from batchgen.sinks.base import DamagedPartError
 from batchgen.sources import open_source
 from batchgen.sources.base import Fetched, place_key
-from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 
 # So many failed documents are fetched together: a packed file is read forward once for them.
 AT_ONCE = 50_000
@@ -55,19 +55,19 @@ class FailedRow:
         return self.key in keys and self.content == document.content.hex()
 
 
-def failed_rows(sink: Sink, parts: Iterable[Path], old: Mapping[Path, Collection[str]]) -> Iterator[list[FailedRow]]:
+def failed_rows(view: View, parts: Iterable[Path], old: Mapping[Path, Collection[str]]) -> Iterator[list[FailedRow]]:
     """The failed rows of these parts, at most AT_ONCE together; old: by part the keys of rows that no longer hold.
 
     A part that is damaged is left out: the next start finds it and does its documents again.
     """
-    rows = itertools.chain.from_iterable(_failed_of(sink, path, old.get(path, ())) for path in parts)
+    rows = itertools.chain.from_iterable(_failed_of(view, path, old.get(path, ())) for path in parts)
     while chunk := list(itertools.islice(rows, AT_ONCE)):
         yield chunk
 
 
-def _failed_of(sink: Sink, path: Path, old: Collection[str]) -> Iterator[FailedRow]:
+def _failed_of(view: View, path: Path, old: Collection[str]) -> Iterator[FailedRow]:
     try:
-        table = sink.read(path, _READ)
+        table = view.read(path, _READ)
     except DamagedPartError:
         return
     for row in table.filter(pc.equal(table.column("status"), "failed")).to_pylist():
@@ -100,8 +100,7 @@ class FailedList:
     """
 
     job: Job
-    run: RunDirectory
-    sink: Sink
+    view: View
     inputs: Mapping[str, int]
     old: Mapping[Path, Collection[str]]
 
@@ -112,14 +111,14 @@ class FailedList:
         A run that was told to stop waits for HURRY_S only, and then goes without a list: an input can hang. Raises
         OutputError.
         """
-        path = self.run.failed_jsonl
+        path = self.view.run.failed_jsonl
         if not parts:
             if path.exists():
                 fsio.remove(path)
             return None
         if isinstance(failure, OutputError):
             return "not listed, since the output cannot be written: the next end lists them"
-        if _is_newer(path, self.run.summaries):
+        if _is_newer(path, self.view.run.summaries):
             return str(path)
         if self._is_written_in_time(parts, stop):
             return str(path)
@@ -154,9 +153,9 @@ class FailedList:
 
     def _write(self, parts: Sequence[Path], look: Callable[[], None]) -> None:
         """look: raises what is to end this; called for each line, and before the list is put in place."""
-        with fsio.atomic(self.run.failed_jsonl, owner=self.run.owner) as stream:
+        with fsio.atomic(self.view.run.failed_jsonl, owner=self.view.run.owner) as stream:
             with jsonlines.Writer(stream, dumps=_dumps) as writer:
-                for rows in failed_rows(self.sink, parts, self.old):
+                for rows in failed_rows(self.view, parts, self.old):
                     for line in self._lines(rows):
                         look()
                         writer.write(line)
@@ -175,7 +174,7 @@ class FailedList:
                 if row.key not in met:
                     lost[row.part][row.key] = row
         for part, by_key in sorted(lost.items()):
-            for values in self.sink.rows(part):
+            for values in self.view.sink.rows(part):
                 if (found := by_key.get(values["doc_key"])) is not None:
                     yield self._known(values) | {"batchgen": _told(found) | {"note": _NOT_THERE}}
 

@@ -1,8 +1,8 @@
 """pieces/: answers to pieces of documents that have no row yet, kept over kills.
 
-One file holds those of all unfinished documents. It is written after each part and at the rhythm of parts, each time
-whole: a document that has its row by then is not in it any more. It is advice: it loses against rows, and is ignored
-where it is damaged or was made under another fingerprint.
+One file holds those of all unfinished documents of a shard. It is written after each part and at the rhythm of parts,
+each time whole: a document that has its row by then is not in it any more. It is advice: it loses against rows, and is
+ignored where it is damaged or was made under another fingerprint.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from batchgen import fsio
@@ -38,7 +39,17 @@ class KeptAnswers:
         self._load()
 
     def _load(self) -> None:
-        path = self._run.pieces_file
+        """What this shard has kept, and, to be found only, what shards of another number have."""
+        others = self._run.of_other_counts(self._run.pieces, "answers")
+        for path in others:
+            self._old |= self._read(path)
+        self._answers = self._read(self._run.pieces_file)
+        self._old |= {of: dict(answers) for of, answers in self._answers.items()}
+        if self._old:
+            answers = sum(map(len, self._old.values()))
+            log.info("%s finished pieces of %s documents are used again", f"{answers:,}", f"{len(self._old):,}")
+
+    def _read(self, path: Path) -> dict[_Of, dict[str, list[dict[str, Any]]]]:
         try:
             head, _, body = path.read_bytes().partition(b"\n")
             told = json.loads(head)
@@ -48,17 +59,12 @@ class KeptAnswers:
                 log.info("%s: made under other settings, not used", path)
             else:
                 lines = [json.loads(line) for line in body.splitlines()]
-                self._answers = {
-                    (bytes.fromhex(one["key"]), bytes.fromhex(one["content"])): one["answers"] for one in lines
-                }
+                return {(bytes.fromhex(one["key"]), bytes.fromhex(one["content"])): one["answers"] for one in lines}
         except FileNotFoundError:
-            return
+            pass
         except (OSError, ValueError, KeyError, TypeError) as e:
             log.warning("%s: damaged (%s), ignored; the pieces in it are asked again", path, e)
-        self._old = {of: dict(answers) for of, answers in self._answers.items()}
-        if self._old:
-            answers = sum(map(len, self._old.values()))
-            log.info("%s finished pieces of %s documents are used again", f"{answers:,}", f"{len(self._old):,}")
+        return {}
 
     def find(self, document: Document, prompt: bytes) -> Sequence[Completion]:
         kept = self._old.get((document.key, document.content), {}).get(prompt.hex(), [])

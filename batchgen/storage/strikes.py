@@ -14,15 +14,19 @@ class Strikes:
     It is advice: a document with a committed row is never asked about, and without the file all begin anew.
     """
 
-    def __init__(self, path: Path, *, limit: int, owner: str) -> None:
-        """limit: a document with so many is tried alone. owner: see fsio.write_atomic."""
+    def __init__(self, path: Path, *, limit: int, owner: str, others: Iterable[Path] = ()) -> None:
+        """limit: a document with so many is tried alone. owner: see fsio.write_atomic.
+
+        others: files of shards of another number, whose documents can be ours now; a run that is not divided, which
+        has all of them, removes them in the end.
+        """
         self._path = path
         self._limit = limit
         self._owner = owner
-        try:
-            self._counts = Counter({bytes.fromhex(key): int(n) for key, n in json.loads(path.read_bytes()).items()})
-        except (OSError, ValueError, AttributeError, TypeError):
-            self._counts = Counter()
+        self._others = tuple(others)
+        self._counts: Counter[bytes] = Counter()
+        for one in (*self._others, path):
+            self._counts |= _read(one)
 
     def add(self, keys: Iterable[bytes]) -> None:
         """One more for each of these. Raises OutputError."""
@@ -45,3 +49,15 @@ class Strikes:
             self.add(())
         elif self._path.exists():
             fsio.remove(self._path)
+
+    def forget_others(self) -> None:
+        """Remove the files of shards of another number. Raises OutputError."""
+        for path in self._others:
+            fsio.remove(path)
+
+
+def _read(path: Path) -> Counter[bytes]:
+    try:
+        return Counter({bytes.fromhex(key): int(n) for key, n in json.loads(path.read_bytes()).items()})
+    except (OSError, ValueError, AttributeError, TypeError):
+        return Counter()

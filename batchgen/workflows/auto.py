@@ -36,11 +36,12 @@ class Turn:
 class AutoWorkflow:
     """size: documents of a turn, asked for when the engine has started; 0 where there are too few to compare.
 
-    decided: gets the single and the packed turn when both are over, and no call where nothing is decided.
+    decided: gets the single and the packed turn when both are over, and says whether packs go on; no call where nothing
+    is decided.
     """
 
     def __init__(
-        self, packed: PackedWorkflow, *, size: Callable[[], int], decided: Callable[[Turn, Turn], None]
+        self, packed: PackedWorkflow, *, size: Callable[[], int], decided: Callable[[Turn, Turn], bool]
     ) -> None:
         self._packed = packed
         self._size = size
@@ -99,8 +100,7 @@ class AutoWorkflow:
             self._end(packing=False)
             return
         _, single, packed = self._turns
-        self._end(packing=packed.rate > single.rate)
-        self._decided(single, packed)
+        self._end(packing=self._decided(single, packed))
 
     def _end(self, *, packing: bool) -> None:
         self._probing = False

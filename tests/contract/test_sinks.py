@@ -149,6 +149,13 @@ def test_a_write_that_fails_leaves_no_part_and_no_rest(sink, part, monkeypatch, 
     assert list(part.parent.iterdir()) == []
 
 
+def test_the_footer_is_told_without_the_rows_and_stays_when_some_are_dropped(sink, part):
+    write(sink, part, *map(record, range(6)))
+    assert sink.footer(part) == FOOTER
+    sink.drop(part, hexes(1, 4), to=None)
+    assert sink.footer(part) == FOOTER
+
+
 def test_dropped_rows_are_gone_and_the_others_stay_as_they_were(sink, part):
     write(sink, part, *[record(document(n, keep={"title": f"t{n}", "year": n})) for n in range(6)])
     before = sink.rows(part)

@@ -1,6 +1,7 @@
 """What every Source promises, tried on each: facts, cuts, documents."""
 
 import dataclasses
+import re
 import tempfile
 from pathlib import Path
 
@@ -118,6 +119,20 @@ def test_a_small_target_cuts_more_often_than_a_large_one(write_cuttable):
     middle = at.facts().size // 2 if path.is_dir() else 600
     assert len(at.cut(begin=0, target_bytes=1)) > len(at.cut(begin=0, target_bytes=middle)) > 1
     assert len(at.cut(begin=0, target_bytes=ALL)) == 1
+
+
+@pytest.mark.parametrize("target", [1, 300, ALL])
+def test_a_split_holds_the_places_from_its_first_to_the_next_ones(write, target):
+    path = write(map(row, range(ROWS)))
+    at = source(path, id_field="id")
+    cuts = at.cut(begin=0, target_bytes=target)
+    measures = at.measure(cuts)
+    assert len(measures) == len(cuts)
+    assert all(one.size > 0 for one in measures)
+    bounds = [*(one.first for one in measures), ALL]
+    for n, cut in enumerate(cuts):
+        places = [int(re.search(r"\d+", one.place)[0]) for one in read(at, path, [cut])]
+        assert all(bounds[n] <= place < bounds[n + 1] for place in places)
 
 
 def test_nothing_is_cut_where_the_last_cut_ended(write):

@@ -81,7 +81,7 @@ def packing(**rules):
 
 
 def auto(prefix):
-    return AutoWorkflow(packing()(prefix), size=lambda: 2, decided=lambda *_: None)
+    return AutoWorkflow(packing()(prefix), size=lambda: 2, decided=lambda *_: True)
 
 
 WORKFLOWS = {

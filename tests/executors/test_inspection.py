@@ -10,7 +10,7 @@ from killed_child import Cue, begin, end, status_of, talk
 
 from batchgen.errors import ConfigError
 from batchgen.executors import inspection
-from batchgen.reporting.report import NOTES
+from batchgen.reporting.ends import NOTES
 from batchgen.storage.rundir import RunDirectory
 
 

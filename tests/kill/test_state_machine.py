@@ -1,7 +1,4 @@
-"""Starts, kills and changes of the inputs in any order: what docs/design.md says holds, holds after each of them.
-
-Runs with several shards belong here once there are any: a rule that starts them, and one that changes their number.
-"""
+"""Starts, kills and changes of the inputs in any order: what docs/design.md says holds, holds after each of them."""
 
 import functools
 import json
@@ -25,10 +22,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from killed_child import Cue, signalled, status_of, talk
+from killed_child import Cue, begin, end, signalled, status_of, talk
 
 from batchgen.errors import EngineError, FingerprintError
 from batchgen.executors import inspection
+from batchgen.shards import Shard
 from batchgen.sinks import open_sink
 
 WITH_IDS = ["ids/a", "ids/b", "ids/c"]
@@ -43,6 +41,7 @@ MOMENTS = [
 file = st.sampled_from(FILES)
 place = st.integers(0, 30)
 few = st.integers(1, 4)
+shard_counts = st.integers(2, 4)
 some_ids = st.lists(st.integers(0, 12), min_size=1, max_size=5)  # so few that they often stand twice
 
 
@@ -57,6 +56,7 @@ class Runs(RuleBasedStateMachine):
         self.new = 0  # the number of the latest version or prompt
         self.prompt = 0
         self.before: list[dict] = []  # rows before the step
+        self.shards = False  # whether some worked side by side
 
     def teardown(self):
         shutil.rmtree(self.folder)
@@ -156,6 +156,29 @@ class Runs(RuleBasedStateMachine):
         if status == 0:
             self._whole(None)
 
+    @rule(count=shard_counts)
+    def run_in_shards(self, count):
+        self.shards = True
+        for number in range(count):
+            outcome = start(self._job(), shard=Shard(number, count))
+            assert outcome.exit_status == 0
+            assert outcome.report["documents"]["pending"] == 0
+        self._once_each()
+
+    @rule(
+        count=shard_counts, at=place, moment=st.sampled_from(MOMENTS), nth=st.integers(1, 14), often=st.integers(1, 40)
+    )
+    def run_in_shards_and_crash(self, count, at, moment, nth, often):
+        """All at the same time, and one of them dies."""
+        self.shards = True
+        self._job()
+        cue = Cue(moment, nth * often if moment.startswith("lines") else nth)
+        children = [
+            begin(self.folder, "run", "job.yaml", "--shard", f"{n}/{count}", cues=(cue,) if n == at % count else ())
+            for n in range(count)
+        ]
+        assert {end(child) for child in children} <= {0, -signal.SIGKILL}, talk(self.folder)
+
     @rule(completions=st.integers(2, 9))
     def run_and_lose_the_engine(self, completions):
         outcome = start(self._job(fake={"die_after": completions, "lives": 1}))
@@ -204,6 +227,8 @@ class Runs(RuleBasedStateMachine):
         keys = {row["doc_key"] for row in now}
         newest = {row["doc_key"]: row for row in sorted(self.before, key=lambda row: row["finished_at"])}
         gone = [row for row in newest.values() if row not in now]
+        counts = Counter(row["doc_key"] for row in self.before)
+        side_by_side = {key for key, count in counts.items() if count > 1 and self.shards}
         moved = self._orphans()
         held = self._documents()
         for row in gone:
@@ -211,7 +236,8 @@ class Runs(RuleBasedStateMachine):
             if key in keys:
                 retried = row["error_type"] == "request_failed"
                 edited = row["content_hash"] not in held.get(key, ()) or len(held[key]) > 1
-                assert retried or edited, f"replaced: {row}"
+                # Rows of an id that stood twice were made side by side: which of them holds is not told by the time.
+                assert retried or edited or key in side_by_side, f"replaced: {row}"
             else:
                 assert row in moved, f"lost: {row}"
         self.before = now
@@ -266,6 +292,19 @@ class Runs(RuleBasedStateMachine):
             assert outcome.report["documents"]["total"] == len(now)
             self._sums(outcome.report)
             assert outcome.report["documents"]["pending"] == 0
+
+    def _once_each(self) -> None:
+        """After all shards: one row a document, but where an id stands twice; of what is gone, rows may be left."""
+        now, held = rows(self.out), self._documents()
+        counts = Counter(row["doc_key"] for row in now)
+        for key, contents in held.items():
+            found = [row for row in now if row["doc_key"] == key]
+            if len(contents) == 1 and found:
+                assert len(found) == 1, found
+                assert found[0]["content_hash"] in contents
+        # The later row with an id is told so by a start over all, and stays that until the next.
+        missing = sum(key not in counts for key in held)
+        assert missing <= sum(row["error_type"] == "duplicate_id" for row in now)
 
     def _ids(self) -> Counter[str]:
         return Counter(one for name in WITH_IDS for one, _ in self.files[name])

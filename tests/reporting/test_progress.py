@@ -54,7 +54,7 @@ def stderr(monkeypatch):
 
 
 def plan(rows, *, exact=True):
-    return Plan((FileFacts("a.jsonl", 0, 1, 1, rows, exact, {}),), ())
+    return Plan((FileFacts("a.jsonl", 0, 1, 1, rows, exact, {}),), (), rows, exact)
 
 
 def some_run(clock, progress, *, seconds=95, rate=2):

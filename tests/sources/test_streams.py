@@ -285,3 +285,15 @@ def test_a_long_line_is_never_in_memory(tmp_path, monkeypatch):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("size", [0, 10, 5000, 100_000])
+def test_what_stands_before_a_byte_is_the_same_where_the_file_was_only_appended_to(tmp_path, size):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(bytes(n * 7 % 251 for n in range(size)))
+    before = streams.digest_before(path, size)
+    with path.open("ab") as stream:
+        stream.write(b"more")
+    assert streams.digest_before(path, size) == before
+    path.write_bytes(b"x" + path.read_bytes())
+    assert size == 0 or streams.digest_before(path, size) != before

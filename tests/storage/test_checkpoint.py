@@ -20,6 +20,7 @@ from batchgen.storage import checkpoint
 from batchgen.storage.checkpoint import Committer, load, settle
 from batchgen.storage.index import Visit
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 
 
 @pytest.fixture
@@ -42,13 +43,15 @@ class Runs:
 
     def load(self, **over):
         self.plan = plan.make(self.job, self.run)
-        return load(over.pop("job", self.job), self.plan.files, self.run, self.sink, **over)
+        return load(over.pop("job", self.job), self.plan.files, View(self.run, self.sink, self.plan.layout), **over)
 
     def committer(self, **over):
         files = {file.source: file for file in self.plan.files}
         attempt = self.run.next_attempt()
         self.run.telemetry(attempt).touch()
-        return Committer(over.pop("job", self.job), self.run, self.sink, "f00d", attempt, files)
+        return Committer(
+            over.pop("job", self.job), self.run, self.sink, "f00d", attempt, files, layout=self.plan.layout
+        )
 
     def attempt(self, *, stop_after=None):
         """Do what is not done, as the pipeline would: each file read, each document one row, one part at the end."""
@@ -103,7 +106,7 @@ def test_without_parts_nothing_is_done(tmp_path, runs):
 def test_every_committed_row_is_done_with_its_content(run, sink):
     put(run, sink, 1, 1, *map(record, range(3)))
     put(run, sink, 2, 1, *map(record, range(3, 5)))
-    index = load(job(run.path), [], run, sink).index
+    index = load(job(run.path), [], View(run, sink)).index
     assert index.done == 5
     assert set(index.unseen()) == {document(n).key for n in range(5)}
     for n in range(4):
@@ -116,7 +119,7 @@ def test_of_rows_with_one_key_the_one_in_the_latest_part_holds(run, sink, places
     texts = [f"text {n}" for n in range(len(places))]
     for place, one in sorted(zip(places, versions(*texts), strict=True), reverse=True):
         put(run, sink, *place, one, record(100 + place[0] * 20 + place[1]))
-    index = load(job(run.path), [], run, sink).index
+    index = load(job(run.path), [], View(run, sink)).index
     assert index.done == 1 + len(places)
     assert index.visit(document(1).key, document(1, text=texts[-1]).content) is Visit.DONE
 
@@ -126,18 +129,18 @@ def test_superseded_rows_are_removed_from_their_parts_at_load(run, sink):
     first = put(run, sink, 1, 1, record(0), old, record(2))
     second = put(run, sink, 1, 2, new)
     untouched = second.read_bytes()
-    load(job(run.path), [], run, sink)
+    load(job(run.path), [], View(run, sink))
     assert sink.read(first, ["id"]).column("id").to_pylist() == ["d0", "d2"]
     assert second.read_bytes() == untouched
     again = first.read_bytes()
-    load(job(run.path), [], run, sink)
+    load(job(run.path), [], View(run, sink))
     assert first.read_bytes() == again
 
 
 def test_a_part_whose_rows_are_all_superseded_is_removed(run, sink):
     old, new = versions("old", "new")
     first, second = put(run, sink, 1, 1, old), put(run, sink, 2, 1, new)
-    assert load(job(run.path), [], run, sink).index.done == 1
+    assert load(job(run.path), [], View(run, sink)).index.done == 1
     assert run.parts(".parquet") == [second]
     assert not first.exists()
 
@@ -152,7 +155,7 @@ def test_superseded_rows_of_several_keys_and_parts_are_told_apart(run, sink):
         newest |= dict.fromkeys(ids, (path, attempt))
     for n, (path, _) in newest.items():
         expected.setdefault(path, set()).add(f"d{n}")
-    index = load(job(run.path), [], run, sink).index
+    index = load(job(run.path), [], View(run, sink)).index
     assert index.done == len(newest)
     found = {path: set(sink.read(path, ["id"]).column("id").to_pylist()) for path in run.parts(".parquet")}
     assert found == expected
@@ -165,7 +168,7 @@ def test_keys_that_share_a_half_are_told_apart(run, sink):
     keys = [one + other for one in halves for other in halves]
     put(run, sink, 1, 1, *[record(document(n, key=key)) for n, key in enumerate(keys)])
     put(run, sink, 2, 1, *[record(document(n, key=key, text="new")) for n, key in enumerate(keys[:7])])
-    index = load(job(run.path), [], run, sink).index
+    index = load(job(run.path), [], View(run, sink)).index
     assert index.done == 9
     edited = [index.visit(key, document(0).content) is Visit.EDITED for key in keys]
     assert edited == [True] * 7 + [False] * 2
@@ -173,7 +176,7 @@ def test_keys_that_share_a_half_are_told_apart(run, sink):
 
 def test_rows_without_an_id_are_known_by_their_key_alone(run, sink):
     put(run, sink, 1, 1, *[record(document(n, id=None, id_type=None)) for n in range(3)])
-    assert load(job(run.path), [], run, sink).index.done == 3
+    assert load(job(run.path), [], View(run, sink)).index.done == 3
 
 
 # Loading: damage
@@ -186,7 +189,7 @@ def test_a_damaged_part_is_set_aside_and_named_and_its_documents_are_not_done(ru
     data = bad.read_bytes()
     bad.write_bytes(data[: len(data) // 2] if damage is None else damage)
     kept = bad.read_bytes()
-    loaded = load(job(run.path), [], run, sink)
+    loaded = load(job(run.path), [], View(run, sink))
     (told,) = loaded.damaged
     assert told.startswith(f"{bad.name}: ")
     assert "moved to damaged/" in told
@@ -194,21 +197,21 @@ def test_a_damaged_part_is_set_aside_and_named_and_its_documents_are_not_done(ru
     assert run.parts(".parquet") == [good]
     assert loaded.index.done == 1
     assert loaded.index.visit(document(1).key, document(1).content) is Visit.NEW
-    assert load(job(run.path), [], run, sink).damaged == ()
+    assert load(job(run.path), [], View(run, sink)).damaged == ()
 
 
 def test_when_the_part_with_the_newer_row_is_damaged_the_older_row_holds(run, sink):
     old, new = versions("old", "new")
     put(run, sink, 1, 1, old)
     put(run, sink, 2, 1, new).write_bytes(b"")
-    index = load(job(run.path), [], run, sink).index
+    index = load(job(run.path), [], View(run, sink)).index
     assert index.visit(document(1).key, document(1, text="new").content) is Visit.EDITED
 
 
 def test_all_parts_damaged_is_a_run_with_nothing_done(run, sink):
     for number in (1, 2):
         put(run, sink, 1, number, record(number)).write_bytes(b"x")
-    loaded = load(job(run.path), [], run, sink)
+    loaded = load(job(run.path), [], View(run, sink))
     assert (loaded.index.done, len(loaded.damaged)) == (0, 2)
 
 
@@ -230,7 +233,7 @@ def test_damage_that_shows_when_superseded_rows_are_removed_sets_the_part_aside(
     bad = put(run, sink, 1, 1, *long(*range(20)))
     put(run, sink, 2, 1, record(document(3, text="new")))
     break_summaries(bad)
-    loaded = load(job(run.path), [], run, sink)
+    loaded = load(job(run.path), [], View(run, sink))
     (told,) = loaded.damaged
     assert told.startswith(f"{bad.name}: ")
     assert (run.damaged / bad.name).exists()
@@ -243,24 +246,24 @@ def test_damage_that_shows_when_orphans_move_ends_with_the_part_set_aside(run, s
     bad = put(run, sink, 1, 1, *long(*range(20)))
     break_summaries(bad)
     with pytest.raises(OutputError, match=rf"{bad.name}: .*start the same command again"):
-        settle(run, sink, keys(3))
+        settle(View(run, sink), keys(3))
     assert (run.damaged / bad.name).exists()
-    assert load(job(run.path), [], run, sink).index.done == 0
+    assert load(job(run.path), [], View(run, sink)).index.done == 0
 
 
 def test_a_damaged_part_found_when_settling_is_set_aside_and_ends_the_run(run, sink):
     put(run, sink, 1, 1, record(0))
     put(run, sink, 1, 2, record(1)).write_bytes(b"")
     with pytest.raises(OutputError, match="start the same command again"):
-        settle(run, sink, keys())
-    settle(run, sink, keys())
+        settle(View(run, sink), keys())
+    settle(View(run, sink), keys())
 
 
 def test_a_damaged_part_that_cannot_be_moved_is_an_output_error(run, sink):
     put(run, sink, 1, 1, record(0)).write_bytes(b"")
     run.damaged.write_bytes(b"in the way")
     with pytest.raises(OutputError, match=r"part-00001-00000-000001\.parquet: cannot be written"):
-        load(job(run.path), [], run, sink)
+        load(job(run.path), [], View(run, sink))
 
 
 # Whole files
@@ -542,13 +545,13 @@ def test_orphans_move_to_a_part_of_the_same_name(run, sink):
     second = put(run, sink, 1, 2, *map(record, range(4, 6)))
     third = put(run, sink, 1, 3, record(6))
     untouched = third.read_bytes()
-    settle(run, sink, keys(1, 4, 5))
+    settle(View(run, sink), keys(1, 4, 5))
     assert sink.read(first, ["id"]).column("id").to_pylist() == ["d0", "d2", "d3"]
     assert not second.exists()
     assert third.read_bytes() == untouched
     moved = {path.name: sink.read(path, ["id"]).column("id").to_pylist() for path in sorted(run.orphans.iterdir())}
     assert moved == {first.name: ["d1"], second.name: ["d4", "d5"]}
-    assert load(job(run.path), [], run, sink).index.done == 4
+    assert load(job(run.path), [], View(run, sink)).index.done == 4
 
 
 # A move is two writes, each of them fsync, replace, fsync of the folder: killed at every step of it.
@@ -575,12 +578,12 @@ def test_a_settling_that_was_cut_short_is_finished_by_the_next(run, sink, monkey
         for name in ("fsync", "replace"):
             patch.setattr(os, name, killed_at_its_step(name))
         with pytest.raises(KeyboardInterrupt):
-            settle(run, sink, keys(1, 3))
+            settle(View(run, sink), keys(1, 3))
     assert met == STEPS[:step]
     moved = step == 5
-    assert load(job(run.path), [], run, sink).index.done == (2 if moved else 4)  # nothing is lost in between
+    assert load(job(run.path), [], View(run, sink)).index.done == (2 if moved else 4)  # nothing is lost in between
     for _ in range(2):
-        settle(run, sink, keys(1, 3))
+        settle(View(run, sink), keys(1, 3))
     assert sink.read(path, ["id"]).column("id").to_pylist() == ["d0", "d2"]
     assert sink.read(run.orphans / path.name, ["id"]).column("id").to_pylist() == ["d1", "d3"]
 
@@ -589,7 +592,7 @@ def test_settling_removes_superseded_rows(run, sink):
     old, new = versions("old", "new")
     first = put(run, sink, 1, 1, record(0), old)
     put(run, sink, 2, 1, new)
-    settle(run, sink, keys())
+    settle(View(run, sink), keys())
     assert sink.read(first, ["id"]).column("id").to_pylist() == ["d0"]
     assert not run.orphans.exists()
 
@@ -598,7 +601,7 @@ def test_superseded_rows_are_no_orphans_even_in_a_part_that_has_some(run, sink):
     old, new = versions("old", "new")
     first = put(run, sink, 1, 1, record(0), old, record(2))
     second = put(run, sink, 2, 1, new)
-    settle(run, sink, keys(2))
+    settle(View(run, sink), keys(2))
     assert sink.read(first, ["id"]).column("id").to_pylist() == ["d0"]
     assert sink.read(second, ["id", "summary"]).to_pylist() == [{"id": "d1", "summary": "new"}]
     assert sink.read(run.orphans / first.name, ["id"]).column("id").to_pylist() == ["d2"]
@@ -609,7 +612,7 @@ def test_a_part_of_superseded_rows_and_orphans_is_removed(run, sink):
     first = put(run, sink, 1, 1, old)
     other = put(run, sink, 1, 2, record(2))
     put(run, sink, 2, 1, new)
-    settle(run, sink, keys(2))
+    settle(View(run, sink), keys(2))
     assert not first.exists()
     assert not other.exists()
 
@@ -617,7 +620,7 @@ def test_a_part_of_superseded_rows_and_orphans_is_removed(run, sink):
 def test_a_superseded_row_of_an_orphan_is_removed_and_the_newest_moves(run, sink):
     old, new = versions("old", "new")
     first, second = put(run, sink, 1, 1, old), put(run, sink, 2, 1, new, record(2))
-    settle(run, sink, keys(1))
+    settle(View(run, sink), keys(1))
     assert run.parts(".parquet") == [second]
     assert sink.read(second, ["id"]).column("id").to_pylist() == ["d2"]
     assert [path.name for path in run.orphans.iterdir()] == [second.name]
@@ -630,7 +633,7 @@ def test_documents_of_a_file_that_is_gone_are_orphans_after_a_whole_pass(tmp_pat
     (tmp_path / "a.jsonl").unlink()
     loaded = runs.attempt()
     assert len(list(loaded.index.unseen())) == 4
-    settle(runs.run, runs.sink, loaded.index.unseen())
+    settle(View(runs.run, runs.sink), loaded.index.unseen())
     assert sorted(one for part in runs.rows() for one, _ in part) == ["d10", "d11", "d12"]
     assert whole(runs.load()) == ["b.jsonl"]
 
@@ -639,7 +642,7 @@ def test_a_document_that_returns_after_it_was_an_orphan_is_done_again(tmp_path, 
     finished(tmp_path, runs)
     shutil.move(tmp_path / "a.jsonl", tmp_path / "aside")
     loaded = runs.attempt()
-    settle(runs.run, runs.sink, loaded.index.unseen())
+    settle(View(runs.run, runs.sink), loaded.index.unseen())
     shutil.move(tmp_path / "aside", tmp_path / "a.jsonl")
     assert whole(runs.load()) == ["b.jsonl"]
     runs.attempt()
@@ -655,6 +658,6 @@ def test_the_sink_is_all_that_is_asked(run, sink, monkeypatch):
         raise DamagedPartError("on purpose")
 
     monkeypatch.setattr(sink, "read_keys", refuse)
-    assert checkpoint.load(job(run.path), [], run, sink).damaged == (
+    assert checkpoint.load(job(run.path), [], View(run, sink)).damaged == (
         f"{path.name}: on purpose; moved to damaged/, its documents are done again",
     )

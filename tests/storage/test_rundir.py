@@ -14,13 +14,14 @@ import pytest
 from filelock import FileLock
 
 from batchgen.errors import ConfigError, LockedError, OutputError
+from batchgen.shards import Shard
 from batchgen.storage import rundir
-from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.rundir import RunDirectory, shard_of
 
 HOLDER = """
 import sys
 from pathlib import Path
-from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.rundir import RunDirectory, shard_of
 with RunDirectory(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -120,7 +121,10 @@ def test_a_lock_that_another_start_moved_aside_is_not_ours(path, monkeypatch):
     other = RunDirectory(path)
     other.__enter__()
 
-    def acquire(lock):
+    def acquire(lock, original=FileLock.acquire):
+        if lock.lock_file.endswith("gate.lock"):
+            original(lock)
+            return
         monkeypatch.undo()
         other.set_aside()
 
@@ -159,6 +163,72 @@ def test_a_directory_that_cannot_be_made_is_an_output_error(tmp_path, below):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match=r"file/.*cannot be written"), RunDirectory(tmp_path / "file" / below):
         pass
+
+
+# Shards
+
+
+def test_shards_of_one_number_run_side_by_side_and_others_do_not(path):
+    with RunDirectory(path, Shard(0, 3)) as first, RunDirectory(path, Shard(2, 3)) as third:
+        assert [one.shard for one in first.running()] == [Shard(0, 3), Shard(2, 3)]
+        assert [one.shard for one in third.others] == [Shard(0, 3)]
+        for other in (Shard(), Shard(1, 2)):
+            with pytest.raises(LockedError, match=r"at work in 3 shards"), RunDirectory(path, other):
+                pass
+    with RunDirectory(path), pytest.raises(LockedError, match="at work undivided"), RunDirectory(path, Shard(0, 3)):
+        pass
+
+
+def test_of_starts_with_different_numbers_at_once_one_number_wins(path):
+    """Both look at the other locks before either could have its own, were there no gate."""
+    path.mkdir(parents=True)
+    for _ in range(20):
+        ready, taken, refused = threading.Barrier(4), [], []
+
+        def begin(shard, ready=ready, taken=taken, refused=refused):
+            run = RunDirectory(path, shard)
+            ready.wait()
+            try:
+                run.__enter__()
+                taken.append(run)
+            except LockedError:
+                refused.append(shard)
+
+        shards = [Shard(0, 2), Shard(1, 2), Shard(0, 3), Shard(1, 3)]
+        threads = [threading.Thread(target=begin, args=(shard,)) for shard in shards]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert len({run.shard.count for run in taken}) == 1
+        assert len(taken) == len(refused) == 2
+        for run in taken:
+            run.__exit__(None, None, None)
+
+
+def test_names_of_a_shard_are_its_own(path):
+    run, other = RunDirectory(path, Shard(1, 4)), RunDirectory(path)
+    for name in ("retry_json", "strikes_json", "pieces_file", "report_json", "report_md", "failed_jsonl", "logs"):
+        assert getattr(run, name) != getattr(other, name)
+    assert run.part(2, 3, ".parquet").name == "part-00002-00001of00004-000003.parquet"
+    run.summaries.mkdir(parents=True)
+    run.part(6, 1, ".parquet").write_bytes(b"")
+    run.telemetry(7).write_bytes(b"")
+    assert (run.next_attempt(), other.next_attempt()) == (8, 8)
+    assert shard_of(run.part(6, 1, ".parquet")) == Shard(1, 4)
+    assert run.parts(".parquet") == other.parts(".parquet")
+    other.telemetry(5).write_bytes(b"")
+    assert run.telemetries() == [run.telemetry(7)]
+    assert other.telemetries() == [other.telemetry(5), run.telemetry(7)]
+
+
+def test_what_shards_of_another_number_left_half_written_goes(path):
+    path.mkdir(parents=True)
+    ours, theirs, dead = (path / f".tmp-{shard.label}-run.json" for shard in (Shard(0, 2), Shard(1, 2), Shard(2, 3)))
+    for one in (ours, theirs, dead, path / "run.json"):
+        one.write_bytes(b"")
+    with RunDirectory(path, Shard(0, 2)):
+        assert sorted(path.glob(".tmp-*")) == [theirs]
 
 
 # Parts and attempts
