@@ -65,8 +65,8 @@ class Told:
     """Sums over samples of one attempt, or of several.
 
     gpus: those that engines worked on, by UUID, or by shard and name where nobody tells it. gpu_s: seconds of each
-    attempt times its GPUs. busy_s, watched_s, joules: seconds in which GPUs computed, for which NVML told that, and what
-    they took; summed over GPUs. powered_s: as watched_s, of joules.
+    attempt times its GPUs. busy_s, watched_s, joules: seconds in which GPUs computed, for which NVML told that, and
+    what they took; summed over GPUs. powered_s: as watched_s, of joules.
     """
 
     counts: Counts = field(default_factory=Counts)
