@@ -60,7 +60,7 @@ def test_shards_together_do_each_document_once(job, out):
     assert sent(all_shards(job, 4)) == 0
 
 
-@pytest.mark.parametrize("counts", [(4, 3, 1), (1, 4), (2, 5, 2)])
+@pytest.mark.parametrize("counts", [(4, 3, 1), (1, 4), pytest.param((2, 5, 2), marks=pytest.mark.long)])
 def test_with_another_number_of_shards_a_run_goes_on_without_repeats(job, out, counts):
     done = 0
     for count in counts[:-1]:
@@ -168,7 +168,7 @@ def edit(path, n):
     write_jsonl(path, records)
 
 
-@pytest.mark.parametrize("n", [0, 20, 39])
+@pytest.mark.parametrize("n", [20, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 39))])
 def test_an_edited_document_is_done_again_wherever_its_old_row_is(job, out, tmp_path, n):
     """The file is cut anew, so its documents can be in other shares than before."""
     all_shards(job, 3)
