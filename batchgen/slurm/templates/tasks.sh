@@ -1,0 +1,98 @@
+#!/bin/bash{{ " -l" if modules else "" }}
+# {{ name }}: {{ tasks }} tasks with a share of the documents each. A task that starts again goes on where it was.
+{% if array %}
+#   sbatch FILE                        all tasks
+#   sbatch --array=2,5-7 FILE          some of them: a task's share is the same whichever others run
+#   sbatch --array=1-{{ tasks }} FILE -1{{ " " * (10 - tasks|string|length) }}other numbers: the last word is added to each
+{% endif %}
+{% for option in options %}
+#SBATCH {{ option }}
+{% endfor %}
+
+refuse() { echo "$1" >&2; exit 78; }
+{% if requeue %}
+begun=$(date +%s)
+{% if array %}
+run='' warned=''
+# The warning comes to this shell alone, which passes it on.
+trap 'warned=1; [[ -z $run ]] || kill -USR1 "$run"' USR1
+{% endif %}
+# At scancel, at a preemption and at the limit itself every process gets this one. The shell has to outlive the run.
+ended=''
+trap 'ended=1' TERM
+{% endif %}
+
+# The number of shares is fixed here: Slurm's own count of tasks is another one when only some of them run again.
+shards={{ tasks }}
+{% if array %}
+offset=${1:-0}
+[[ -n ${SLURM_ARRAY_TASK_ID:-} ]] || refuse "this is a script for sbatch, with tasks 0-$((shards - 1))"
+[[ $offset =~ ^-?(0|[1-9][0-9]*)$ ]] || refuse "$offset: a number is wanted, to be added to the numbers of the tasks"
+(( SLURM_ARRAY_TASK_MIN + offset >= 0 && SLURM_ARRAY_TASK_MAX + offset < shards )) ||
+  refuse "there are $shards shares, for tasks 0-$((shards - 1)); for other numbers write after the script's name \
+what is to be added to them: sbatch --array=1-$shards FILE -1"
+shard=$((SLURM_ARRAY_TASK_ID + offset))
+{% else %}
+[[ ${SLURM_NTASKS:-} == "$shards" ]] || refuse "this is a script for sbatch, with the $shards tasks of its head"
+{% endif %}
+
+cd {{ folder|q }} || exit 78
+{% for module in modules %}
+module load {{ module|q }} || exit 78
+{% endfor %}
+# Nothing is looked up on the Hub: compute nodes mostly have no network, and a look-up would hang.
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+{% if array %}
+# Tasks side by side on a node: Slurm gives each its GPUs, this line its own ports.
+export VLLM_PORT=$((20000 + SLURM_JOB_ID % 625 * 64))
+{% endif %}
+{% if array %}
+echo "$(date '+%F %T') share $shard/$shards on ${SLURMD_NODENAME:-$HOSTNAME}, start $((${SLURM_RESTART_COUNT:-0} + 1))"
+{% else %}
+echo "$(date '+%F %T') $shards shares on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"
+{% endif %}
+{% if requeue %}
+{% if array %}
+[[ -z $ended$warned ]] || exit 75
+{% else %}
+[[ -z $ended ]] || exit 75
+{% endif %}
+
+# In the background: bash would hear no signal while it waits for a child in the foreground.
+{% endif %}
+{% if array %}
+{{ before }}{{ command }} --shard "$shard/$shards"{{ after }}
+{% else %}
+# shellcheck disable=SC2016  # each task has its own
+{{ before }}srun {{ step }} \
+  bash -c {{ in_step|q }} task \
+  {{ command }}{{ after }}
+{% endif %}
+{% if requeue %}
+run=$!
+{% if array %}
+[[ -z $warned ]] || kill -USR1 "$run"
+{% endif %}
+while kill -0 "$run" 2>/dev/null; do wait "$run"; done  # a signal interrupts `wait`
+wait "$run"
+status=$?
+
+# Back into the queue goes a task whose time was over, as long as it gets something done in it. So does one that was
+# started again after its node was lost, and meets its former self, which still works.
+if [[ $status == 75 && -z $ended ]]; then
+{% if array %}
+  number=$(printf %05d "$shard")
+  written=(-name "part-*-$number-*" -o -name "answers-$number*")
+{% else %}
+  written=(-name "part-*" -o -name "answers-*")
+{% endif %}
+  if [[ -n $(find {{ run_dir|q }} -maxdepth 2 "(" "${written[@]}" ")" -newermt "@$begun" -print -quit) ]]; then
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "nothing was finished in this time, so it is not put back into the queue: give it more (--time)" >&2
+  fi
+elif [[ $status == 73 ]] && (( ${SLURM_RESTART_COUNT:-0} > 0 && ${SLURM_RESTART_COUNT:-0} < 100 )); then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+{% endif %}
