@@ -4,6 +4,7 @@ import math
 import os
 import re
 import shlex
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ _OURS = (
     "--open-mode", "--partition", "--requeue", "--signal", "--time", "--wrap",
 )  # fmt: skip
 _OURS_SHORT = "acnNpt"
+_PLAIN = string.ascii_letters + string.digits + "/-_.,:=+@% "
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ def _check(wish: Wish, warning: int) -> None:
             f"--time {wish.time}: the warning comes {warning} s before the limit, up to a minute earlier, and leaves "
             f"no time for work; give it {math.ceil((warning + _START_S) / 60)} minutes or more"
         )
+    if wish.partition is not None and not re.fullmatch(r"[\w.,-]+", wish.partition):
+        raise ConfigError(f"--partition {wish.partition!r}: this is no name of a partition")
     for option in wish.options:
         _check_option(option)
 
@@ -146,14 +150,14 @@ def _check_option(option: str) -> None:
 
 
 def _partition(wish: Wish) -> list[str]:
-    return [] if wish.partition is None else [f"--partition={_quoted(wish.partition)}"]
+    return [] if wish.partition is None else [f"--partition={wish.partition}"]
 
 
 def _quoted(word: str) -> str:
     """A word for bash. What would do something to a terminal is written as bytes: people look at scripts."""
     if one_line(word) == word:
         return shlex.quote(word)
-    told = [chr(one) if chr(one).isalnum() and one < 128 else f"\\x{one:02x}" for one in os.fsencode(word)]
+    told = [chr(one) if chr(one) in _PLAIN else f"\\x{one:02x}" for one in os.fsencode(word)]
     return f"$'{''.join(told)}'"
 
 

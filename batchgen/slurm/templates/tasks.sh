@@ -28,7 +28,8 @@ shards={{ tasks }}
 offset=${1:-0}
 [[ -n ${SLURM_ARRAY_TASK_ID:-} ]] || refuse "this is a script for sbatch, with tasks 0-$((shards - 1))"
 [[ $offset =~ ^-?(0|[1-9][0-9]*)$ ]] || refuse "$offset: a number is wanted, to be added to the numbers of the tasks"
-(( SLURM_ARRAY_TASK_MIN + offset >= 0 && SLURM_ARRAY_TASK_MAX + offset < shards )) ||
+first=${SLURM_ARRAY_TASK_MIN:-$SLURM_ARRAY_TASK_ID} last=${SLURM_ARRAY_TASK_MAX:-$SLURM_ARRAY_TASK_ID}
+(( first + offset >= 0 && last + offset < shards )) ||
   refuse "there are $shards shares, for tasks 0-$((shards - 1)); for other numbers write after the script's name \
 what is to be added to them: sbatch --array=1-$shards FILE -1"
 shard=$((SLURM_ARRAY_TASK_ID + offset))
