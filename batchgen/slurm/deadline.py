@@ -20,8 +20,8 @@ log = logging.getLogger("batchgen")
 
 def watch(stop: Stop, *, lead_s: float) -> None:
     """In a Slurm job: ask to stop lead_s seconds before its time is over. Elsewhere nothing happens."""
-    job = os.environ.get("SLURM_JOB_ID", "")
-    if not job:
+    job = _job()
+    if job is None:
         return
     alarm = stop.alarm()
 
@@ -30,6 +30,12 @@ def watch(stop: Stop, *, lead_s: float) -> None:
             alarm()
 
     threading.Thread(target=wait, name="time limit", daemon=True).start()
+
+
+def _job() -> str | None:
+    """The job that this process is in. The number of a whole array is also that of one of its tasks."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def _told() -> float | None:

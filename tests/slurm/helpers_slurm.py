@@ -24,7 +24,7 @@ SlurmdPort={ports[1]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=3
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
@@ -66,7 +66,6 @@ class Cluster:
         self.environment = os.environ | {
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "PATH": f"{os.environ['PATH']}:/usr/sbin",
-            "SLURM_TIME_FORMAT": "%s",
         }
         self.has_gpus = False
         self._daemons: list[subprocess.Popen] = []

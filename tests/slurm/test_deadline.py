@@ -22,7 +22,8 @@ def squeue(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    for name in ("SLURM_JOB_END_TIME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
 
     def answers(script: str) -> None:
         new = folder / "new"
@@ -43,7 +44,7 @@ def told(monkeypatch):
         stop, begin = Stop(), time.monotonic()
         deadline.watch(stop, lead_s=lead_s)
         waiting = [one for one in threading.enumerate() if one.name == "time limit"][-1:]
-        while stop.at is None and time.monotonic() < begin + 2.5 and any(one.is_alive() for one in waiting):
+        while stop.at is None and time.monotonic() < begin + 1.5 and any(one.is_alive() for one in waiting):
             time.sleep(0.02)
         return None if stop.at is None else stop.at - begin
 
@@ -63,6 +64,15 @@ def test_the_limit_that_squeue_tells(squeue, told, tmp_path):
     squeue(f"echo {int(time.time()) + 11}")
     assert 0 < told(10) <= 2
     assert "%s --noheader --jobs=77 --format=%e" in (tmp_path / "asked").read_text()
+
+
+def test_a_task_asks_for_itself(squeue, told, tmp_path, monkeypatch):
+    """The number of the array is also that of one task, and asked for it squeue lists all of them."""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    squeue(f"echo {int(time.time()) + 11}")
+    assert 0 < told(10) <= 2
+    assert "--jobs=77_3" in (tmp_path / "asked").read_text()
 
 
 def test_the_limit_that_the_environment_tells(squeue, told, monkeypatch):

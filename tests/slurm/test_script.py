@@ -190,7 +190,12 @@ class Stage:
         (self.bin / name).chmod(0o755)
 
     def environment(self, **more: object) -> dict[str, str]:
-        given = {"PATH": f"{self.bin}:{os.environ['PATH']}", "CALLS": str(self.calls), "SLURM_JOB_ID": "77"}
+        given = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "CALLS": str(self.calls),
+            "SLURM_JOB_ID": "77",
+            "SLURM_ARRAY_JOB_ID": "77",
+        }
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "VLLM", "HF_"))}
         return clean | given | {name: str(value) for name, value in more.items()}
 
@@ -378,7 +383,7 @@ def test_the_warning_to_the_shell_alone_reaches_the_run(run_stage, job, requeue)
     _, err = child.communicate(timeout=20)
     assert child.returncode == 75
     assert err.splitlines()[:1] == ["got SIGUSR1"]
-    assert run_stage.requeued() == (["requeue 77"] if requeue else [])
+    assert run_stage.requeued() == (["requeue 77_2"] if requeue else [])
 
 
 def test_what_was_written_by_others_or_before_is_no_progress(run_stage, job):
@@ -429,7 +434,7 @@ def test_other_ends_stay_as_they_are(run_stage, job, status, restarts, requeued)
     """73 alone is tried again, where the task was started again: its former self still works."""
     environment = tasks_of("2")[0] | {"STATUS": status, "SLURM_RESTART_COUNT": restarts}
     assert run_stage.run(script.tasks(wish(job)), **environment)[0] == status
-    assert run_stage.requeued() == ["requeue 77"] * requeued
+    assert run_stage.requeued() == ["requeue 77_2"] * requeued
 
 
 # The command line.

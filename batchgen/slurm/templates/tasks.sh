@@ -33,8 +33,14 @@ first=${SLURM_ARRAY_TASK_MIN:-$SLURM_ARRAY_TASK_ID} last=${SLURM_ARRAY_TASK_MAX:
   refuse "there are $shards shares, for tasks 0-$((shards - 1)); for other numbers write after the script's name \
 what is to be added to them: sbatch --array=1-$shards FILE -1"
 shard=$((SLURM_ARRAY_TASK_ID + offset))
+{% if requeue %}
+job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID  # SLURM_JOB_ID of one of the tasks means the whole array elsewhere
+{% endif %}
 {% else %}
 [[ ${SLURM_NTASKS:-} == "$shards" ]] || refuse "this is a script for sbatch, with the $shards tasks of its head"
+{% if requeue %}
+job=$SLURM_JOB_ID
+{% endif %}
 {% endif %}
 
 cd {{ folder|q }} || exit 78
@@ -88,12 +94,12 @@ if [[ $status == 75 && -z $ended ]]; then
   written=(-name "part-*" -o -name "answers-*")
 {% endif %}
   if [[ -n $(find {{ run_dir|q }} -maxdepth 2 "(" "${written[@]}" ")" -newermt "@$begun" -print -quit) ]]; then
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$job"
   else
     echo "nothing was finished in this time, so it is not put back into the queue: give it more (--time)" >&2
   fi
 elif [[ $status == 73 ]] && (( ${SLURM_RESTART_COUNT:-0} > 0 && ${SLURM_RESTART_COUNT:-0} < 100 )); then
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue "$job"
 fi
 exit "$status"
 {% endif %}
