@@ -84,12 +84,16 @@ while kill -0 "$run" 2>/dev/null; do wait "$run"; done  # a signal interrupts `w
 wait "$run"
 status=$?
 
-# Back into the queue goes a task whose time was over, as long as it gets something done in it. So does one that was
-# started again after its node was lost, and meets its former self, which still works.
+# Back into the queue goes a task whose time was over, as long as it gets something done in it; and for some hours one
+# whose share others still hold: its former self after its node was lost, or the tasks of an array before this one.
 if [[ $status == 75 && -z $ended ]]; then
 {% if array %}
-  number=$(printf %05d "$shard")
-  written=(-name "part-*-$number-*" -o -name "answers-$number*")
+{% if tasks == 1 %}
+  written=(-name "part-*-00000-*" -o -name "answers-00000.*")
+{% else %}
+  label=$(printf %05dof%05d "$shard" "$shards")
+  written=(-name "part-*-$label-*" -o -name "answers-$label.*")
+{% endif %}
 {% else %}
   written=(-name "part-*" -o -name "answers-*")
 {% endif %}
@@ -98,7 +102,7 @@ if [[ $status == 75 && -z $ended ]]; then
   else
     echo "nothing was finished in this time, so it is not put back into the queue: give it more (--time)" >&2
   fi
-elif [[ $status == 73 ]] && (( ${SLURM_RESTART_COUNT:-0} > 0 && ${SLURM_RESTART_COUNT:-0} < 100 )); then
+elif [[ $status == 73 && ${SLURM_RESTART_COUNT:-0} -lt 100 ]]; then
   scontrol requeue "$job"
 fi
 exit "$status"
