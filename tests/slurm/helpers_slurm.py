@@ -3,13 +3,12 @@
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -139,12 +138,13 @@ class Cluster:
             one.kill()
 
     def steps(self) -> list[psutil.Process]:
-        """The slurmstepd processes of this Slurm."""
+        """The slurmstepd processes of this Slurm, known by the log that they write."""
         found = []
         for one in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                ours = one.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
-                found += [one] if ours and Path(one.exe()).name == "slurmstepd" else []
+                if one.name() == "slurmstepd":
+                    log = str(self.folder / "slurmd.log")
+                    found += [one] if any(file.path == log for file in one.open_files()) else []
         return found
 
     def call(self, *words: str, env: dict[str, str] | None = None) -> str:
@@ -176,9 +176,9 @@ class Cluster:
         """Until nothing of a job, an array too, waits or runs."""
         wait_for(lambda: not self.call("squeue", "--noheader", f"--jobs={job}"), f"job {job} does not end", seconds)
 
-    def ends(self, job: str, tasks: int) -> list[tuple[str, int]]:
-        """State and exit status of each task of an array."""
-        states = [self.state(f"{job}_{task}") for task in range(tasks)]
+    def ends(self, job: str, tasks: Iterable[int]) -> list[tuple[str, int]]:
+        """State and exit status of tasks of an array."""
+        states = [self.state(f"{job}_{task}") for task in tasks]
         return [(one["JobState"], int(one["ExitCode"].split(":")[0])) for one in states]
 
 
@@ -204,7 +204,3 @@ def processes_of(word: str) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             found += [one] if word in " ".join(one.cmdline()) else []
     return [one for one in found if one.pid != os.getpid()]
-
-
-def kill(process: psutil.Process) -> None:
-    process.send_signal(signal.SIGKILL)
