@@ -174,7 +174,8 @@ def _command(wish: Wish, words: Sequence[str], *, gpus: bool) -> str:
 
 
 def _run_dir(wish: Wish) -> str:
-    return str(wish.file.job.output.path)
+    path = str(wish.file.job.output.path)
+    return f"./{path}" if path.startswith("-") else path
 
 
 def _render(template: str, wish: Wish, **values: object) -> str:

@@ -147,6 +147,16 @@ class Cluster:
                     found += [one] if any(file.path == log for file in one.open_files()) else []
         return found
 
+    def processes(self) -> list[psutil.Process]:
+        """All processes of its jobs, by what they inherited."""
+        found = []
+        for one in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                told = one.environ()
+                ours = told.get("SLURM_CONF") == self.environment["SLURM_CONF"] and "SLURM_JOB_ID" in told
+                found += [one] if ours and one.status() != psutil.STATUS_ZOMBIE else []
+        return found
+
     def call(self, *words: str, env: dict[str, str] | None = None) -> str:
         """What a command of Slurm prints; fails where it fails."""
         done = subprocess.run(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers_real import real_engine
 from helpers_run import by_id, record, rows, write_job, write_jsonl
 from helpers_slurm import GPUS, Cluster, processes_of, wait_for, why_not
 
@@ -65,15 +66,15 @@ class Job:
     def parts(self, label: str = "") -> list[Path]:
         return sorted(self.out.glob(f"summaries/part-*-{label}*"))
 
-    def wait_for_parts(self, label: str, count: int = 1, but: int = 0) -> None:
-        wait_for(lambda: len(self.parts(label)) >= count + but, f"{label} writes nothing: {self.log()}", 120)
+    def wait_for_parts(self, label: str, count: int = 1, *, but: int = 0, seconds: float = 120) -> None:
+        wait_for(lambda: len(self.parts(label)) >= count + but, f"{label} writes nothing", seconds)
 
     def log(self) -> str:
         return "".join(f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.out")))
 
     def whole(self) -> None:
         """Fails unless each document has one row, that is ok, and nobody is left at work."""
-        wait_for(lambda: not processes_of(str(self.folder)), "processes are left", 10)
+        wait_for(lambda: not self.cluster.processes(), "processes are left", 10)
         found = by_id(self.out)
         assert len(found) == len(rows(self.out)) == self.documents
         assert {row["status"] for row in found.values()} == {"ok"}
@@ -202,9 +203,9 @@ def test_another_number_of_tasks_in_the_middle(cluster, make):
 def test_both_numbers_of_tasks_at_the_same_time(cluster, make):
     """The tasks of the second array wait in the queue until those of the first have ended."""
     job = make(documents=400, docs_per_s=8)
-    first = cluster.submit(job.print("--array", 4))
+    first = cluster.submit(job.print("--array", 4, "--gpus-per-task", 0))
     job.wait_for_parts("", 4)
-    second = cluster.submit(job.print("--array", 3))
+    second = cluster.submit(job.print("--array", 3, "--gpus-per-task", 0))
     for number in (first, second):
         cluster.wait_for_end(number, 600)
     job.whole()
@@ -265,3 +266,31 @@ def test_one_job_over_nodes_goes_back_into_the_queue_as_a_whole(cluster, make):
     assert cluster.state(number)["JobState"] == "COMPLETED"
     assert cluster.state(last)["JobState"] == "COMPLETED"
     assert re.search(r"test-\d+-0\.out:", job.log())
+
+
+@pytest.mark.long
+@pytest.mark.real
+@pytest.mark.timeout(1500)
+def test_real_vllm_ended_by_its_limit_goes_on_by_itself(cluster, make, model_folder):
+    job = make(
+        documents=240, docs_per_s=None, engine=real_engine(model_folder, max_num_seqs=4), checkpoint={"rows": 8},
+        sampling={"max_tokens": 48}, lifecycle={"grace_s": 20},
+    )  # fmt: skip
+    number, last = job.command("--array", 1, "--submit").split()
+    task = f"{number}_0"
+    job.wait_for_parts("", seconds=500)
+    engines = cluster.processes()
+    assert any("VLLM::" in " ".join(one.cmdline()) for one in engines)
+    before = cluster.state(task)["StartTime"]
+    cluster.call("scontrol", "update", f"JobId={task}", "TimeLimit=1")
+    wait_for(lambda: cluster.state(task)["Restarts"] == "1", "no warning", 120)
+    wait_for(lambda: not any(one.is_running() for one in engines), "the engine outlives the task", 10)
+    found = len(rows(job.out))
+    assert 0 < found < 240
+    cluster.call("scontrol", "update", f"JobId={task}", "TimeLimit=20")
+    cluster.wait_for_end(number, 900)
+    cluster.wait_for_end(last)
+    assert cluster.ends(number, [0]) == [DONE]
+    assert cluster.state(task)["StartTime"] > before
+    assert "stopped by SIGUSR1" in job.log()
+    job.whole()

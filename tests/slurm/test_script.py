@@ -29,6 +29,7 @@ names = ("VLLM_PORT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFF
 told = {"words": sys.argv[1:], "cwd": os.getcwd()} | {name: os.environ.get(name) for name in names}
 open(os.environ["CALLS"], "a").write(json.dumps(told) + "\\n")
 """
+TOP = Path(__file__).parents[2]
 HOSTILE = 'a b\'s "$(touch pwned)" `id` ;&|*?\\ é\x1b[2J'
 
 
@@ -129,6 +130,24 @@ def test_what_would_break_the_script_is_refused(job, more, words):
 def test_options_that_only_begin_alike_are_taken(job):
     options = ("--time-min=10", "--mem=64G", "--constraint=h100", "--exclusive", "--nodelist=n1")
     assert {option.split("=")[0] for option in options} < set(head(script.tasks(wish(job, options=options))))
+
+
+def deployed(name: str) -> str:
+    """What a file in deploy/ holds: in /srv/batchgen, `.venv/bin/batchgen slurm jobs/summarize.yaml --array 8 …`."""
+    given = Wish(
+        jobfile.load(Path("jobs/summarize.yaml")), (), Path("/srv/batchgen"), tasks=8, time="04:00:00", partition="gpu",
+        batchgen=(".venv/bin/batchgen",),
+    )  # fmt: skip
+    return {"array.sbatch": script.tasks, "report.sbatch": script.report}[name](given)
+
+
+@pytest.mark.parametrize("name", ["array.sbatch", "report.sbatch"])
+def test_the_scripts_in_deploy_are_printed_ones(name, monkeypatch):
+    monkeypatch.chdir(TOP)
+    path = TOP / "deploy" / name
+    if "BATCHGEN_RENEW" in os.environ:
+        path.write_text(deployed(name))
+    assert path.read_text() == deployed(name), "write it anew: BATCHGEN_RENEW=1 pytest tests/slurm/test_script.py"
 
 
 # What bash makes of it.
