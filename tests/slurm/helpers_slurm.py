@@ -148,14 +148,14 @@ class Cluster:
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """All processes of its jobs, by what they inherited."""
-        found = []
+        """All processes of its jobs, by what they inherited, and those below them: some hide their environment."""
+        found = {}
         for one in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 told = one.environ()
-                ours = told.get("SLURM_CONF") == self.environment["SLURM_CONF"] and "SLURM_JOB_ID" in told
-                found += [one] if ours and one.status() != psutil.STATUS_ZOMBIE else []
-        return found
+                if told.get("SLURM_CONF") == self.environment["SLURM_CONF"] and "SLURM_JOB_ID" in told:
+                    found |= {each.pid: each for each in (one, *one.children(recursive=True))}
+        return [one for one in found.values() if alive(one)]
 
     def call(self, *words: str, env: dict[str, str] | None = None) -> str:
         """What a command of Slurm prints; fails where it fails."""
@@ -190,6 +190,12 @@ class Cluster:
         """State and exit status of tasks of an array."""
         states = [self.state(f"{job}_{task}") for task in tasks]
         return [(one["JobState"], int(one["ExitCode"].split(":")[0])) for one in states]
+
+
+def alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_for(condition: Callable[[], object], otherwise: str, seconds: float = 60) -> None:
