@@ -45,7 +45,11 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 {gres}
 NodeName={host} NodeAddr=127.0.0.1 CPUs=16 {node} State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=cheap Nodes=ALL State=UP PriorityTier=1 PreemptMode=CANCEL
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 """
 
 
@@ -127,7 +131,11 @@ class Cluster:
 
     def start_slurmd(self) -> None:
         self._start("slurmd", "-D")
-        wait_for(lambda: self.call("sinfo", "--noheader", "--format=%T") in {"idle", "mixed"}, "no node comes up")
+        wait_for(lambda: self.node() in {"idle", "mixed"}, "no node comes up")
+
+    def node(self) -> str:
+        """The state of the node."""
+        return self.call("sinfo", "--noheader", "--partition=main", "--format=%T")
 
     def lose_node(self) -> None:
         """Kill slurmd and the keepers of its jobs, as if the node were gone; the jobs' own processes live on."""

@@ -85,8 +85,10 @@ class Job:
 def make(cluster, tmp_path):
     made = []
 
-    def job(**given) -> Job:
-        made.append(Job(cluster, tmp_path, **given))
+    def job(name: str = "one", **given) -> Job:
+        folder = tmp_path / name
+        folder.mkdir()
+        made.append(Job(cluster, folder, **given))
         return made[-1]
 
     yield job
@@ -173,9 +175,7 @@ def test_every_way_in_which_a_task_can_end(cluster, make):
     job.wait_for_parts(labels[2], but=len(job.parts(labels[2])))
     job.wait_for_parts(labels[0], but=len(job.parts(labels[0])))
     cluster.lose_node()
-    wait_for(
-        lambda: cluster.call("sinfo", "--noheader", "--format=%T").startswith("down"), "the node is not missed", 90
-    )
+    wait_for(lambda: cluster.node().startswith("down"), "the node is not missed", 90)
     cluster.start_slurmd()
     for number in (array, again):
         cluster.wait_for_end(number, 600)
@@ -252,6 +252,32 @@ def test_a_task_that_was_cancelled_stays_out_of_the_queue(cluster, make):
     found = json.loads((job.out / "report.json").read_text())["documents"]
     assert found["ok"] + found["pending"] == 2000
     assert found["ok"] > 0
+
+
+@pytest.mark.long
+def test_jobs_that_are_preempted(cluster, make):
+    """Slurm puts one back into the queue by itself, and another not: there PreemptMode is CANCEL."""
+    jobs = {}
+    for name in ("main", "cheap"):
+        job = make(name, documents=300, docs_per_s=15)
+        script = job.print("--array", 1, "--partition", name)
+        jobs[name] = job, script, cluster.submit(script)
+    for job, _, _ in jobs.values():
+        job.wait_for_parts("")
+    urgent = job.folder / "urgent.sbatch"
+    urgent.write_text("#!/bin/bash\n#SBATCH --partition=urgent --ntasks=16 --time=10 --output=urgent.out\nsleep 1\n")
+    cluster.wait_for_end(cluster.submit(urgent), 120)
+    job, script, number = jobs["cheap"]
+    assert cluster.state(f"{number}_0")["JobState"] == "PREEMPTED"
+    assert cluster.state(f"{number}_0")["Restarts"] == "0"
+    again = cluster.submit(script)
+    for number in (jobs["main"][2], again):
+        cluster.wait_for_end(number)
+        assert cluster.ends(number, [0]) == [DONE]
+    assert cluster.state(f"{jobs['main'][2]}_0")["Restarts"] == "1"
+    for job, _, _ in jobs.values():
+        assert "stopped by SIGTERM" in job.log()
+        job.whole()
 
 
 @pytest.mark.long
