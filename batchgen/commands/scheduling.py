@@ -48,8 +48,8 @@ _COUNT = click.IntRange(min=1)
 @click.option("--nodes", type=_COUNT, metavar="N", help="In place of --array: one job over N nodes.")
 @click.option("--tasks-per-node", type=_COUNT, metavar="T", help="With --nodes: tasks on each node. [default: 1]")
 @click.option(
-    "--gpus-per-task", "gpus", type=click.IntRange(min=0), default=1, show_default=True, metavar="G",
-    help="GPUs of a task, which runs an engine or more on them; 0 for none.",
+    "--gpus-per-task", "gpus", type=click.IntRange(min=0), metavar="G",
+    help="GPUs of a task, which runs an engine or more on them; 0 for none. [default: as many as one engine needs]",
 )  # fmt: skip
 @click.option(
     "--cpus-per-task", "cpus", type=_COUNT, default=8, show_default=True, metavar="C", help="Cores of a task."

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchgen.engines import settings
 from batchgen.errors import ConfigError
 from batchgen.job.jobfile import JobFile
 from batchgen.text import one_line
@@ -32,9 +33,9 @@ class Wish:
     """What the scripts are to be.
 
     nodes: None for an array, whose tasks lie anywhere; else one job over so many nodes. tasks: of all of them together.
-    at_once: tasks of the array that may run at the same time. time: as Slurm writes it. options: further ones for
-    sbatch. batchgen: how the command is called. folder: where relative paths of the job start. requeue: whether a task
-    whose time is over puts itself back into the queue.
+    at_once: tasks of the array that may run at the same time. time: as Slurm writes it. gpus: of a task; None for as
+    many as an engine of the job needs. options: further ones for sbatch. batchgen: how the command is called. folder:
+    where relative paths of the job start. requeue: whether a task whose time is over puts itself back into the queue.
     """
 
     file: JobFile
@@ -44,7 +45,7 @@ class Wish:
     time: str
     at_once: int | None = None
     nodes: int | None = None
-    gpus: int = 1
+    gpus: int | None = None
     cpus: int = 8
     partition: str | None = None
     options: Sequence[str] = ()
@@ -70,7 +71,8 @@ def tasks(wish: Wish) -> str:
         options += [f"--array=0-{wish.tasks - 1}{limit}", "--nodes=1", "--ntasks=1"]
     else:
         options += [f"--nodes={wish.nodes}", f"--ntasks-per-node={wish.per_node}"]
-    each = [f"--cpus-per-task={wish.cpus}"] + ([f"--gpus-per-task={wish.gpus}"] if wish.gpus else [])
+    gpus = _gpus(wish)
+    each = [f"--cpus-per-task={wish.cpus}"] + ([f"--gpus-per-task={gpus}"] if gpus else [])
     # `B:` is the batch shell; without it the signal goes to what srun has started, and to nothing else.
     options += [*each, f"--time={wish.time}", *_partition(wish), f"--signal={'B:' if array else ''}USR1@{warning}"]
     options += ["--requeue", "--open-mode=append", f"--output={name}-{'%A_%a' if array else '%j'}.out", *wish.options]
@@ -87,7 +89,7 @@ def tasks(wish: Wish) -> str:
         step=shlex.join([*step, f"--output={name}-%j-%t.out"]),
         in_step="export VLLM_PORT=$((20000 + (SLURM_JOB_ID + SLURM_LOCALID) % 625 * 64)); "
         f'exec "$@" --shard "$SLURM_PROCID/{wish.tasks}"',
-        command=_command(wish, ["run", str(wish.file.origin.file), *_words("--set", wish.sets)], gpus=bool(wish.gpus)),
+        command=_command(wish, ["run", str(wish.file.origin.file), *_words("--set", wish.sets)], gpus=gpus > 0),
         run_dir=_run_dir(wish),
     )
 
@@ -147,6 +149,18 @@ def _check_option(option: str) -> None:
         raise ConfigError(
             f"--sbatch {option}: the script needs this as it is, or batchgen slurm has an option for it; see --help"
         )
+
+
+def _gpus(wish: Wish) -> int:
+    """GPUs of a task. Raises ConfigError where they are too few for an engine of the job."""
+    job = wish.file.job
+    together = ("tensor_parallel_size", "pipeline_parallel_size")
+    need = math.prod(settings.whole_number(job, name) or 1 for name in together)
+    if wish.gpus and wish.gpus < need:
+        raise ConfigError(
+            f"--gpus-per-task {wish.gpus}: an engine of this job needs {need} (engine.args.{' × '.join(together)})"
+        )
+    return need if wish.gpus is None else wish.gpus
 
 
 def _partition(wish: Wish) -> list[str]:

@@ -1,4 +1,4 @@
-"""A real Slurm of one node for tests: munged, slurmctld and slurmd below a folder of their own, as root."""
+"""A real Slurm for tests: munged, slurmctld and a slurmd or two below a folder of their own, as root."""
 
 import contextlib
 import os
@@ -15,22 +15,22 @@ import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "srun")
 GPUS = 4
+CPUS = 16
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
+SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -44,7 +44,7 @@ SlurmdTimeout=10
 SlurmdParameters=config_overrides
 ReturnToService=2
 {gres}
-NodeName={host} NodeAddr=127.0.0.1 CPUs=16 {node} State=UNKNOWN
+{nodes}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE
@@ -62,9 +62,10 @@ def why_not() -> str | None:
 
 
 class Cluster:
-    """As a context manager it runs; `slurmd` can be killed and started again."""
+    """As a context manager it runs. Its nodes are all this machine; each can be lost and start again."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int = 1) -> None:
+        self.nodes = [f"n{number + 1}" for number in range(nodes)]
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: sockets have short names
         self.environment = os.environ | {
             "SLURM_CONF": str(self.folder / "slurm.conf"),
@@ -72,18 +73,21 @@ class Cluster:
         }
         self.has_gpus = False
         self._daemons: list[subprocess.Popen] = []
+        self._slurmds: dict[str, subprocess.Popen] = {}
 
     def __enter__(self):
         try:
             self._configure()
             munge = self.folder / "munge"
-            self._start(
+            munged = self._start(
                 "munged", "--foreground", f"--key-file={munge}/key", f"--socket={munge}/socket",
                 f"--pid-file={munge}/pid", f"--seed-file={munge}/seed", "--num-threads=2",
             )  # fmt: skip
+            self._daemons.append(munged)
             wait_for((munge / "socket").exists, "munged does not start")
-            self._start("slurmctld", "-D", "-i")
-            self.start_slurmd()
+            self._daemons.append(self._start("slurmctld", "-D", "-i"))
+            for node in self.nodes:
+                self.start_node(node)
         except BaseException:
             self.__exit__()
             raise
@@ -91,10 +95,8 @@ class Cluster:
 
     def __exit__(self, *_):
         with contextlib.suppress(Exception):
-            self.call("scancel", "--user=root", "--signal=KILL", "--full")
-            self.call("scancel", "--user=root")
-            wait_for(lambda: not self.call("squeue", "--noheader"), "jobs do not end", 60)
-        for child in reversed(self._daemons):
+            self.cancel_all()
+        for child in [*self._slurmds.values(), *reversed(self._daemons)]:
             with contextlib.suppress(ProcessLookupError):
                 child.terminate()
             try:
@@ -102,56 +104,65 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        for one in self.steps():
-            one.kill()
+        for node in self.nodes:
+            for one in self.steps(node):
+                one.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _configure(self) -> None:
         self.folder.chmod(0o755)
-        for name in ("munge", "state", "spool"):
+        for name in ("munge", "state", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir(mode=0o755)
         key = self.folder / "munge/key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
         host = socket.gethostname().partition(".")[0]
-        gres = node = ""
+        controller, *ports = free_ports(1 + len(self.nodes))
+        gres = gpus = ""
         with contextlib.suppress(OSError):  # a container may forbid device files
             for number in range(GPUS):
                 os.mknod(self.folder / f"gpu{number}", 0o600 | stat.S_IFCHR, os.makedev(195, number))
-            (self.folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
-            gres, node, self.has_gpus = "GresTypes=gpu", f"Gres=gpu:{GPUS}", True
-        text = CONFIG.format(host=host, folder=self.folder, ports=free_ports(2), gres=gres, node=node)
+            told = f"NodeName={','.join(self.nodes)} Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n"
+            (self.folder / "gres.conf").write_text(told)
+            gres, gpus, self.has_gpus = "GresTypes=gpu", f"Gres=gpu:{GPUS}", True
+        nodes = "\n".join(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} {gpus} State=UNKNOWN"
+            for node, port in zip(self.nodes, ports, strict=True)
+        )
+        text = CONFIG.format(host=host, folder=self.folder, port=controller, gres=gres, nodes=nodes)
         (self.folder / "slurm.conf").write_text(text)
 
     def _start(self, *words: str) -> subprocess.Popen:
         with (self.folder / "daemons.out").open("ab") as out:
-            child = subprocess.Popen(words, stdout=out, stderr=out, env=self.environment, start_new_session=True)
-        self._daemons.append(child)
-        return child
+            return subprocess.Popen(words, stdout=out, stderr=out, env=self.environment, start_new_session=True)
 
-    def start_slurmd(self) -> None:
-        self._start("slurmd", "-D")
-        wait_for(lambda: self.node() in {"idle", "mixed"}, "no node comes up")
+    def start_node(self, node: str) -> None:
+        self._slurmds[node] = self._start("slurmd", "-D", "-N", node)
+        wait_for(lambda: self.node(node) in {"idle", "mixed"}, f"{node} does not come up")
 
-    def node(self) -> str:
-        """The state of the node."""
-        return self.call("sinfo", "--noheader", "--partition=main", "--format=%T")
+    def node(self, node: str) -> str:
+        """The state of a node."""
+        return self.call("sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T")
 
-    def lose_node(self) -> None:
-        """Kill slurmd and the keepers of its jobs, as if the node were gone; the jobs' own processes live on."""
-        slurmd = self._daemons.pop()
+    def lose_node(self, node: str) -> None:
+        """Kill slurmd and the keepers of its jobs, as if the node were gone; the jobs' own processes live on.
+
+        Waits until Slurm has missed it.
+        """
+        slurmd = self._slurmds.pop(node)
         slurmd.kill()
         slurmd.wait()
-        for one in self.steps():
+        for one in self.steps(node):
             one.kill()
+        wait_for(lambda: self.node(node).startswith("down"), "the node is not missed", 90)
 
-    def steps(self) -> list[psutil.Process]:
-        """The slurmstepd processes of this Slurm, known by the log that they write."""
+    def steps(self, node: str) -> list[psutil.Process]:
+        """The slurmstepd processes of a node, known by the log that they write."""
+        log = str(self.folder / f"slurmd-{node}.log")
         found = []
         for one in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if one.name() == "slurmstepd":
-                    log = str(self.folder / "slurmd.log")
                     found += [one] if any(file.path == log for file in one.open_files()) else []
         return found
 
@@ -181,6 +192,12 @@ class Cluster:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def cancel_all(self) -> None:
+        """End all jobs at once, and wait for it."""
+        self.call("scancel", "--user=root", "--signal=KILL", "--full")
+        self.call("scancel", "--user=root")
+        wait_for(lambda: not self.call("squeue", "--noheader"), "jobs do not end")
 
     def state(self, job: str) -> dict[str, str]:
         """What scontrol tells of one job or task (`12_3`)."""

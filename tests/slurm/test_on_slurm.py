@@ -1,7 +1,6 @@
-"""Printed scripts on a real Slurm of one node: every way in which a task can end, and one row a document after it."""
+"""Printed scripts on a real Slurm: every way in which a task can end, and one row a document after it."""
 
 import json
-import re
 import shlex
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers_real import real_engine
 from helpers_run import by_id, record, rows, write_job, write_jsonl
-from helpers_slurm import GPUS, Cluster, alive, processes_of, wait_for, why_not
+from helpers_slurm import CPUS, GPUS, Cluster, alive, processes_of, wait_for, why_not
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
@@ -81,11 +80,18 @@ class Job:
         assert not list(self.out.rglob(".tmp-*"))
 
 
+@pytest.fixture(scope="module")
+def pair():
+    """A Slurm of two nodes."""
+    with Cluster(nodes=2) as one:
+        yield one
+
+
 @pytest.fixture
-def make(cluster, tmp_path):
+def make(tmp_path):
     made = []
 
-    def job(name: str = "one", **given) -> Job:
+    def job(cluster: Cluster, name: str = "one", **given) -> Job:
         folder = tmp_path / name
         folder.mkdir()
         made.append(Job(cluster, folder, **given))
@@ -94,13 +100,11 @@ def make(cluster, tmp_path):
     yield job
     for one in made:
         print(one.log())
-    cluster.call("scancel", "--user=root", "--signal=KILL", "--full")
-    cluster.call("scancel", "--user=root")
-    wait_for(lambda: not cluster.call("squeue", "--noheader"), "jobs do not end")
+        one.cluster.cancel_all()
 
 
 def test_a_submitted_array_does_each_document_once_and_the_last_task_writes_the_report(cluster, make):
-    job = make(documents=40, docs_per_s=None)
+    job = make(cluster, documents=40, docs_per_s=None)
     array, last = job.command("--array", 3, "--submit").split()
     cluster.wait_for_end(array, 60)
     cluster.wait_for_end(last, 60)
@@ -127,7 +131,7 @@ time.sleep(2)
 def test_tasks_on_one_node_have_gpus_and_ports_of_their_own(cluster, make, form):
     if not cluster.has_gpus:
         pytest.skip("device files for GPUs cannot be made here")
-    job = make(documents=20, docs_per_s=None)
+    job = make(cluster, documents=20, docs_per_s=None)
     stub = job.folder / "stub"
     stub.write_text(ENVIRONMENT)
     stub.chmod(0o755)
@@ -143,7 +147,7 @@ def test_tasks_on_one_node_have_gpus_and_ports_of_their_own(cluster, make, form)
 
 @pytest.mark.long
 def test_every_way_in_which_a_task_can_end(cluster, make):
-    job = make(documents=2000, docs_per_s=8)
+    job = make(cluster, documents=2000, docs_per_s=8)
     script = job.print("--array", 4)
     array = cluster.submit(script)
     labels = [f"{shard:05d}of00004" for shard in range(4)]
@@ -174,9 +178,8 @@ def test_every_way_in_which_a_task_can_end(cluster, make):
         cluster.wait_until_running(task)
     job.wait_for_parts(labels[2], but=len(job.parts(labels[2])))
     job.wait_for_parts(labels[0], but=len(job.parts(labels[0])))
-    cluster.lose_node()
-    wait_for(lambda: cluster.node().startswith("down"), "the node is not missed", 90)
-    cluster.start_slurmd()
+    cluster.lose_node("n1")
+    cluster.start_node("n1")
     for number in (array, again):
         cluster.wait_for_end(number, 600)
     job.whole()
@@ -187,7 +190,7 @@ def test_every_way_in_which_a_task_can_end(cluster, make):
 
 @pytest.mark.long
 def test_another_number_of_tasks_in_the_middle(cluster, make):
-    job = make(documents=2000, docs_per_s=40)
+    job = make(cluster, documents=2000, docs_per_s=40)
     first = cluster.submit(job.print("--array", 4))
     job.wait_for_parts("", 8)
     cluster.call("scancel", first)
@@ -203,7 +206,7 @@ def test_another_number_of_tasks_in_the_middle(cluster, make):
 @pytest.mark.long
 def test_both_numbers_of_tasks_at_the_same_time(cluster, make):
     """The tasks of the second array wait in the queue until those of the first have ended."""
-    job = make(documents=400, docs_per_s=8)
+    job = make(cluster, documents=400, docs_per_s=8)
     first = cluster.submit(job.print("--array", 4, "--gpus-per-task", 0))
     job.wait_for_parts("", 4)
     second = cluster.submit(job.print("--array", 3, "--gpus-per-task", 0))
@@ -217,7 +220,7 @@ def test_both_numbers_of_tasks_at_the_same_time(cluster, make):
 
 @pytest.mark.long
 def test_a_script_of_ones_own_without_a_signal_stops_before_its_limit(cluster, make):
-    job = make(documents=2000, docs_per_s=20)
+    job = make(cluster, documents=2000, docs_per_s=20)
     script = job.folder / "own.sbatch"
     command = f"{sys.executable} -m batchgen run {job.file}"
     script.write_text(f"#!/bin/bash\n#SBATCH --time=1 --output=own.out\n{command}\n")
@@ -230,7 +233,7 @@ def test_a_script_of_ones_own_without_a_signal_stops_before_its_limit(cluster, m
 
 @pytest.mark.long
 def test_at_the_limit_a_task_can_also_just_end(cluster, make):
-    job = make(documents=2000, docs_per_s=20)
+    job = make(cluster, documents=2000, docs_per_s=20)
     number = cluster.submit(job.print("--array", 1, "--at-limit", "exit"), options=("--time=1",))
     cluster.wait_for_end(number, 120)
     assert cluster.ends(number, range(1)) == [("FAILED", 75)]
@@ -240,7 +243,7 @@ def test_at_the_limit_a_task_can_also_just_end(cluster, make):
 
 @pytest.mark.long
 def test_a_task_that_was_cancelled_stays_out_of_the_queue(cluster, make):
-    job = make(documents=2000, docs_per_s=20)
+    job = make(cluster, documents=2000, docs_per_s=20)
     number, last = job.command("--array", 2, "--submit").split()
     job.wait_for_parts("", 2)
     cluster.call("scancel", number)
@@ -259,13 +262,15 @@ def test_jobs_that_are_preempted(cluster, make):
     """Slurm puts one back into the queue by itself, and another not: there PreemptMode is CANCEL."""
     jobs = {}
     for name in ("main", "cheap"):
-        job = make(name, documents=300, docs_per_s=15)
+        job = make(cluster, name, documents=300, docs_per_s=15)
         script = job.print("--array", 1, "--partition", name)
         jobs[name] = job, script, cluster.submit(script)
     for job, _, _ in jobs.values():
         job.wait_for_parts("")
     urgent = job.folder / "urgent.sbatch"
-    urgent.write_text("#!/bin/bash\n#SBATCH --partition=urgent --ntasks=16 --time=10 --output=urgent.out\nsleep 1\n")
+    urgent.write_text(
+        f"#!/bin/bash\n#SBATCH --partition=urgent --ntasks={CPUS} --time=10 --output=urgent.out\nsleep 1\n"
+    )
     cluster.wait_for_end(cluster.submit(urgent), 120)
     job, script, number = jobs["cheap"]
     assert cluster.state(f"{number}_0")["JobState"] == "PREEMPTED"
@@ -281,19 +286,29 @@ def test_jobs_that_are_preempted(cluster, make):
 
 
 @pytest.mark.long
-def test_one_job_over_nodes_goes_back_into_the_queue_as_a_whole(cluster, make):
-    job = make(documents=600, docs_per_s=15)
-    number, last = job.command("--nodes", 1, "--tasks-per-node", 2, "--submit").split()
-    job.wait_for_parts("", 2)
-    cluster.call("scontrol", "update", f"JobId={number}", "TimeLimit=1")
-    wait_for(lambda: int(cluster.state(number)["Restarts"]) >= 1, "no warning", 120)
-    cluster.call("scontrol", "update", f"JobId={number}", "TimeLimit=10")
-    cluster.wait_for_end(number)
-    cluster.wait_for_end(last)
+def test_one_job_over_nodes_goes_back_into_the_queue_as_a_whole(pair, make):
+    job = make(pair, documents=2000, docs_per_s=10)
+    number, last = job.command("--nodes", 2, "--tasks-per-node", 2, "--submit").split()
+    labels = [f"{shard:05d}of00004" for shard in range(4)]
+    for label in labels:
+        job.wait_for_parts(label)
+    pair.call("scontrol", "update", f"JobId={number}", "TimeLimit=1")
+    wait_for(lambda: pair.state(number)["Restarts"] == "1", "no warning", 120)
+    pair.call("scontrol", "update", f"JobId={number}", "TimeLimit=10")
+    logs = [(job.folder / f"test-{number}-{task}.out").read_text() for task in range(4)]
+    assert [log.count("stopped by SIGUSR1") for log in logs] == [1] * 4
+
+    pair.wait_until_running(number)
+    for label in labels:
+        job.wait_for_parts(label, but=len(job.parts(label)))
+    pair.lose_node("n2")
+    pair.start_node("n2")
+    pair.wait_for_end(number, 600)
+    pair.wait_for_end(last)
     job.whole()
-    assert cluster.state(number)["JobState"] == "COMPLETED"
-    assert cluster.state(last)["JobState"] == "COMPLETED"
-    assert re.search(r"test-\d+-0\.out:", job.log())
+    assert pair.state(number)["JobState"] == "COMPLETED"
+    assert int(pair.state(number)["Restarts"]) >= 2
+    assert json.loads((job.out / "report.json").read_text())["documents"]["ok"] == 2000
 
 
 @pytest.mark.long
@@ -301,8 +316,8 @@ def test_one_job_over_nodes_goes_back_into_the_queue_as_a_whole(cluster, make):
 @pytest.mark.timeout(1500)
 def test_real_vllm_ended_by_its_limit_goes_on_by_itself(cluster, make, model_folder):
     job = make(
-        documents=240, docs_per_s=None, engine=real_engine(model_folder, max_num_seqs=4), checkpoint={"rows": 8},
-        sampling={"max_tokens": 48}, lifecycle={"grace_s": 20},
+        cluster, documents=240, docs_per_s=None, engine=real_engine(model_folder, max_num_seqs=4),
+        checkpoint={"rows": 8}, sampling={"max_tokens": 48}, lifecycle={"grace_s": 20},
     )  # fmt: skip
     number, last = job.command("--array", 1, "--submit").split()
     task = f"{number}_0"

@@ -90,6 +90,15 @@ def test_the_warning_leaves_time_for_what_is_in_flight(job):
     assert head(script.tasks(long))["--signal"] == "B:USR1@270"
 
 
+def test_a_task_gets_the_gpus_that_an_engine_needs(job):
+    sets = ("engine.args.tensor_parallel_size=2", "engine.args.pipeline_parallel_size=2")
+    assert head(script.tasks(wish(job)))["--gpus-per-task"] == "1"
+    assert head(script.tasks(wish(job, sets=sets)))["--gpus-per-task"] == "4"
+    assert head(script.tasks(wish(job, sets=sets, gpus=8)))["--gpus-per-task"] == "8"
+    with pytest.raises(ConfigError, match="an engine of this job needs 4"):
+        script.tasks(wish(job, sets=sets, gpus=2))
+
+
 def test_the_report_asks_for_no_gpu(job):
     text = script.report(wish(job, gpus=4, partition="long", options=("--account=us",)))
     assert {"--partition": "long", "--account": "us", "--job-name": "test-report"}.items() <= head(text).items()
@@ -470,6 +479,12 @@ def test_the_command_prints_what_sbatch_takes(job, monkeypatch):
     assert "  uv run batchgen run job.yaml &\n" in text
     text = printed("job.yaml", "--array", "8", "--time", "60", "--report", "--container", "x.sif")
     assert text.endswith(f"exec apptainer exec x.sif batchgen report {job.parent}/out --write\n")
+
+
+def test_the_nodes_call_the_very_batchgen_that_printed_the_script(job):
+    text = printed(job, "--array", "2", "--time", "60")
+    line = next(line for line in text.splitlines() if line.endswith("&"))
+    assert shlex.split(line)[0].startswith(str(Path(sys.executable).parent))
 
 
 @pytest.mark.parametrize(
