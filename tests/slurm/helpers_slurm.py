@@ -89,6 +89,8 @@ class Cluster:
             for node in self.nodes:
                 self.start_node(node)
         except BaseException:
+            for path in (self.folder / "daemons.out", *self.folder.glob("slurm*.log")):
+                print(f"{path.name}:\n{path.read_text()}")
             self.__exit__()
             raise
         return self
