@@ -113,7 +113,7 @@ def test_a_run_ends_before_its_limit_and_goes_on_in_the_next_job(squeue, tmp_pat
     inputs = [write_jsonl(tmp_path / "a.jsonl", map(record, range(COUNT)))]
     engine = {"backend": "fake", "args": {"max_model_len": 2048, "max_num_seqs": 4}, "fake": {"docs_per_s": 10}}
     job = write_job(tmp_path, inputs, engine=engine, lifecycle={"grace_s": 1})
-    squeue(f"echo {int(time.time()) + 1 + 10 + 4}")  # grace, what comes after it, work
+    squeue(f"echo {int(time.time()) + 1 + 10 + 3}")  # grace, what comes after it, work
     done = subprocess.run([sys.executable, "-m", "batchgen", "run", job], capture_output=True, text=True, timeout=60)
     assert done.returncode == 75, done.stderr
     assert "Slurm ends job 77 at" in done.stderr

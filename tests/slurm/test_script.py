@@ -374,7 +374,7 @@ RUN = """\
 import os, pathlib, signal, sys, time
 def stop(number, frame):
     print("got", signal.Signals(number).name, file=sys.stderr, flush=True)
-    time.sleep(0.5)  # it drains
+    time.sleep(0.2)  # it drains
     if os.environ.get("WRITES"):
         pathlib.Path(os.environ["WRITES"]).write_text("")
     os._exit(75)
