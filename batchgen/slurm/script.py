@@ -25,6 +25,11 @@ _OURS = (
     "--open-mode", "--partition", "--requeue", "--signal", "--time", "--wrap",
 )  # fmt: skip
 _OURS_SHORT = "acnNpt"
+# Where compilers behind an engine keep what they make.
+_CACHES = (
+    "for name in VLLM_CACHE_ROOT TORCHINDUCTOR_CACHE_DIR TRITON_HOME TRITON_CACHE_DIR FLASHINFER_WORKSPACE_BASE "
+    'CUDA_CACHE_PATH; do [[ -z ${!name:-} ]] || export "$name=${!name}/$SLURMD_NODENAME"; done'
+)
 _PLAIN = string.ascii_letters + string.digits + "/-_.,:=+@% "
 
 
@@ -87,8 +92,7 @@ def tasks(wish: Wish) -> str:
         before="" if wish.requeue else "exec ",
         after=" &" if wish.requeue else "",
         step=shlex.join([*step, f"--output={name}-%j-%t.out"]),
-        in_step="export VLLM_PORT=$((20000 + (SLURM_JOB_ID + SLURM_LOCALID) % 625 * 64)); "
-        f'exec "$@" --shard "$SLURM_PROCID/{wish.tasks}"',
+        caches=_CACHES,
         command=_command(wish, ["run", str(wish.file.origin.file), *_words("--set", wish.sets)], gpus=gpus > 0),
         run_dir=_run_dir(wish),
     )

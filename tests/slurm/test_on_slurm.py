@@ -135,7 +135,9 @@ def test_tasks_on_one_node_have_gpus_and_ports_of_their_own(cluster, make, form)
     stub = job.folder / "stub"
     stub.write_text(ENVIRONMENT)
     stub.chmod(0o755)
-    number = cluster.submit(job.print(*form, "--command", stub))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cluster.environment, "VLLM_CACHE_ROOT", "/scratch/cache")
+        number = cluster.submit(job.print(*form, "--command", stub))
     cluster.wait_for_end(number, 60)
     told = [json.loads((job.folder / f"told-{shard}of3").read_text()) for shard in range(3)]
     assert [one["words"] for one in told] == [["run", str(job.file), "--shard", f"{shard}/3"] for shard in range(3)]
@@ -143,6 +145,7 @@ def test_tasks_on_one_node_have_gpus_and_ports_of_their_own(cluster, make, form)
     ports = sorted(int(one["VLLM_PORT"]) for one in told)
     assert min(ports[1] - ports[0], ports[2] - ports[1]) >= 64
     assert {one["HF_HUB_OFFLINE"] for one in told} == {"1"}
+    assert {one["VLLM_CACHE_ROOT"] for one in told} == {"/scratch/cache/n1"}
 
 
 @pytest.mark.long

@@ -25,8 +25,9 @@ from batchgen.slurm.script import Wish
 # A stand-in for batchgen: writes down how it was called.
 CALLED = """\
 import json, os, sys
-names = ("VLLM_PORT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "VLLM_NO_USAGE_STATS")
-told = {"words": sys.argv[1:], "cwd": os.getcwd()} | {name: os.environ.get(name) for name in names}
+ours = ("VLLM_", "TRITON_", "HF_", "TRANSFORMERS_")
+told = {name: value for name, value in os.environ.items() if name.startswith(ours)}
+told |= {"words": sys.argv[1:], "cwd": os.getcwd()}
 open(os.environ["CALLS"], "a").write(json.dumps(told) + "\\n")
 """
 TOP = Path(__file__).parents[2]
@@ -332,6 +333,13 @@ def test_the_environment_of_a_task(stage, job):
     ports = sorted(int(one["VLLM_PORT"]) for one in found)
     assert min(after - before for before, after in itertools.pairwise(ports)) == 64
     assert all(20_000 <= port < 60_000 for port in ports)
+
+
+def test_folders_with_compiled_code_are_of_one_node(stage, job):
+    task = tasks_of("0")[0] | {"VLLM_CACHE_ROOT": "/scratch/my caches", "SLURMD_NODENAME": "n7", "TRITON_HOME": ""}
+    assert stage.run(script.tasks(wish(job)), **task) == (0, "")
+    (found,) = stage.called()
+    assert (found["VLLM_CACHE_ROOT"], found["TRITON_HOME"]) == ("/scratch/my caches/n7", "")
 
 
 def test_names_arrive_as_they_are(stage, tmp_path, monkeypatch):

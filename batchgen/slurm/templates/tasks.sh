@@ -50,10 +50,10 @@ module load {{ module|q }} || exit 78
 # Nothing is looked up on the Hub: compute nodes mostly have no network, and a look-up would hang.
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 {% if array %}
+# Nodes that share a folder with compiled code corrupt it. batchgen has one for each; so do those that you have set.
+{{ caches }}
 # Tasks side by side on a node: Slurm gives each its GPUs, this line its own ports.
 export VLLM_PORT=$((20000 + SLURM_JOB_ID % 625 * 64))
-{% endif %}
-{% if array %}
 echo "$(date '+%F %T') share $shard/$shards on ${SLURMD_NODENAME:-$HOSTNAME}, start $((${SLURM_RESTART_COUNT:-0} + 1))"
 {% else %}
 echo "$(date '+%F %T') $shards shares on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"
@@ -70,9 +70,13 @@ echo "$(date '+%F %T') $shards shares on $SLURM_JOB_NODELIST, start $((${SLURM_R
 {% if array %}
 {{ before }}{{ command }} --shard "$shard/$shards"{{ after }}
 {% else %}
-# shellcheck disable=SC2016  # each task has its own
-{{ before }}srun {{ step }} \
-  bash -c {{ in_step|q }} task \
+# In the task: nodes that share a folder with compiled code corrupt it, so those that you have set get one for each, as
+# batchgen's own are. Tasks side by side on a node have their GPUs by Slurm, and ports by the second line.
+# shellcheck disable=SC2016
+{{ before }}srun {{ step }} bash -c '
+  {{ caches }}
+  export VLLM_PORT=$((20000 + (SLURM_JOB_ID + SLURM_LOCALID) % 625 * 64))
+  exec "$@" --shard "$SLURM_PROCID/{{ tasks }}"' task \
   {{ command }}{{ after }}
 {% endif %}
 {% if requeue %}
