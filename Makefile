@@ -15,7 +15,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all kill lint docs venv model clean
+.PHONY: help demo test test-all browser kill lint docs venv model clean
 
 help: ## this list
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -24,14 +24,19 @@ demo: $(VENV)/.ready $(MODEL)/config.json ## summarize the sample documents on t
 	@echo "demo: jobs/summarize.yaml into outputs/summarize, some minutes on two cores"
 	@$(BIN)/batchgen run jobs/summarize.yaml
 	@$(BIN)/python benchmarks/facts.py outputs/summarize
+	@echo "demo: look at outputs/summarize/report.html"
 
 test: lint $(MODEL)/config.json ## lint and every test but the long ones
 	@echo "test: all but the long ones, some minutes: real engines start in them"
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long"
 
-test-all: lint $(MODEL)/config.json ## lint and every test, the long ones too
+test-all: lint $(MODEL)/config.json browser ## lint and every test, the long ones too
 	@echo "test-all: every test, this takes long"
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 1800 --hypothesis-profile all
+
+# What drives the browser that pages are looked at in; without npm those tests are skipped and say what they need.
+browser:
+	@! command -v npm >/dev/null || npm install --prefix tests/reporting/browser --no-package-lock --silent
 
 N ?= 200
 SEED := $(or $(SEED),$(shell date +%s))

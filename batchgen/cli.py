@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchgen import __version__
-from batchgen.commands import looking, trying, working
+from batchgen.commands import looking, scheduling, trying, working
 from batchgen.commands.telling import tell_error
 from batchgen.text import harmless
 
@@ -34,6 +34,7 @@ for command in (
     looking.status,
     looking.report,
     looking.export,
+    scheduling.slurm,
     trying.bench,
     trying.demo_model,
 ):

@@ -3,8 +3,9 @@
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from batchgen.errors import Interrupted
@@ -30,8 +31,15 @@ class Stop:
 
     def set_deadline(self, seconds: float) -> None:
         """Ask to stop so many seconds from now."""
-        signal.signal(signal.SIGALRM, lambda *_: self.request("the deadline"))
+        self.alarm()
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+
+    def alarm(self) -> Callable[[], None]:
+        """What any thread may call when the deadline has come. To be asked for on the main thread."""
+        signal.signal(signal.SIGALRM, lambda *_: self.request("the deadline"))
+        main = threading.main_thread().ident
+        assert main is not None
+        return lambda: signal.pthread_kill(main, signal.SIGALRM)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         name = signal.Signals(number).name

@@ -370,6 +370,14 @@ def known_rows(run: RunDirectory) -> tuple[int | None, bool]:
     return sum(entry["rows"] for entry in entries), all(entry["exact"] for entry in entries)
 
 
+def known_inputs(run: RunDirectory) -> dict[str, int]:
+    """The place in the job's `input` of each file of the latest plan; none where there is no plan that can be read."""
+    try:
+        return {path: int(entry["input"]) for path, entry in _read(run.plan_json)["files"].items()}
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return {}
+
+
 def reading_order(run: RunDirectory) -> list[str]:
     """The files of the latest plan in the order they are read; those that are gone come last."""
     return list(_read(run.plan_json)["files"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("contract", "kill", "real"))]
+sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("contract", "kill", "real", "slurm"))]
 
 # Made-up values: `make test-all` tries more of them. A shared machine can stall any example: the time limit of the test
 # itself is enough.

@@ -58,23 +58,36 @@ def status(*, run_dir: Path, watch: bool, as_json: bool) -> int:
 
 @click.command()
 @RUN_DIR
-@click.option("--write", "write", is_flag=True, help="Write report.json, report.md and failed.jsonl in RUN_DIR too, "
-              "over all shards.")  # fmt: skip
+@click.argument("other", metavar="[OTHER_RUN]", required=False, type=click.Path(
+    path_type=Path, file_okay=False, exists=True))  # fmt: skip
+@click.option("--html", "out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write it as "
+              "one page of HTML.")  # fmt: skip
+@click.option("--write", "write", is_flag=True, help="Write report.json, report.md, report.html and failed.jsonl in "
+              "RUN_DIR too, over all shards.")  # fmt: skip
 @JSON
-def report(*, run_dir: Path, write: bool, as_json: bool) -> int:
-    """Make the report of a run anew, and print it.
+def report(*, run_dir: Path, other: Path | None, out: Path | None, write: bool, as_json: bool) -> int:
+    """Make the report of a run anew, or put two runs side by side, and print it.
 
     From what is committed now, by all shards, of a run that goes on or was killed too. Without --write nothing is
     written in RUN_DIR.
     """
-    from batchgen.executors import inspection
+    from batchgen.executors import comparison, inspection, pages
     from batchgen.reporting import report as reports
 
-    found = inspection.write_report(run_dir) if write else inspection.report(run_dir)
+    if write and other is not None:
+        raise click.UsageError("--write is for one run: name no other")
+    if out is not None:
+        say(f"{pages.write(run_dir, other, out):,} bytes → {out}")
+        if not (as_json or write):
+            return 0
+    if other is not None:
+        found = comparison.compare(run_dir, other)[0]
+    else:
+        found = inspection.write_report(run_dir) if write else inspection.report(run_dir)
     if as_json:
         show_json(found)
     else:
-        show(reports.markdown(found), end="")
+        show(reports.markdown(found) if other is None else comparison.markdown(found), end="")
     return 0
 
 

@@ -94,6 +94,15 @@ METRICS = click.option(
 )
 
 
+def set_deadlines(stop: "Stop", deadline: float | None, grace_s: float) -> None:
+    """Set the deadlines of a run: the one that was asked for, and the limit of the Slurm job that it is in."""
+    from batchgen.slurm import deadline as limit
+
+    if deadline is not None:
+        stop.set_deadline(deadline)
+    limit.watch(stop, lead_s=grace_s + 10)  # after it come the last commit and the report
+
+
 def the_stop() -> "Stop":
     """What asks this run to stop: the entry point's, which has caught signals since the first line."""
     from batchgen.lifecycle import Stop

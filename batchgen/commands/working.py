@@ -1,18 +1,20 @@
 """Commands that do documents: `run` and `retry-failed`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from batchgen.commands.notify import notifying
-from batchgen.commands.options import DEADLINE, JOB, JSON, METRICS, NOTIFY, SET, SHARD, the_stop
+from batchgen.commands.options import DEADLINE, JOB, JSON, METRICS, NOTIFY, SET, SHARD, set_deadlines, the_stop
 from batchgen.commands.telling import say, show_json
 
 if TYPE_CHECKING:
     from batchgen.executors.ending import Outcome
     from batchgen.executors.identity import OnChange
+    from batchgen.executors.local import Options
+    from batchgen.lifecycle import Stop
     from batchgen.reporting.serving import Ports
     from batchgen.shards import Shard
 
@@ -50,7 +52,6 @@ def run(
 ) -> int:
     """Summarize what is not summarized yet."""
     from batchgen.executors import local
-    from batchgen.job import jobfile
 
     if not shard.is_whole and (fresh or on_change == "new-run"):
         raise click.UsageError(
@@ -58,14 +59,12 @@ def run(
             "run away, or do that by one start without --shard"
         )
     stop = the_stop()
-    if deadline is not None:
-        stop.set_deadline(deadline)
     options = local.Options(limit=limit, fresh=fresh, on_change=on_change, metrics=metrics, shard=shard)
     return notifying(
         notify_command,
         job=job,
         stop=stop,
-        start=lambda: local.run(jobfile.load(job, sets), options, stop),
+        start=lambda: _start(job, sets, options, stop, deadline),
         tell=lambda outcome: _told(outcome, shard, as_json=as_json),
     )
 
@@ -110,19 +109,25 @@ def retry_failed(
     New and edited documents are left for `run`.
     """
     from batchgen.executors import local
-    from batchgen.job import jobfile
 
     stop = the_stop()
-    if deadline is not None:
-        stop.set_deadline(deadline)
     options = local.Options(on_change=on_change, retry=frozenset(types), metrics=metrics, shard=shard)
     return notifying(
         notify_command,
         job=job,
         stop=stop,
-        start=lambda: local.run(jobfile.load(job, sets), options, stop),
+        start=lambda: _start(job, sets, options, stop, deadline),
         tell=lambda outcome: _told(outcome, shard, as_json=as_json),
     )
+
+
+def _start(job: Path, sets: Sequence[str], options: "Options", stop: "Stop", deadline: float | None) -> "Outcome":
+    from batchgen.executors import local
+    from batchgen.job import jobfile
+
+    file = jobfile.load(job, sets)
+    set_deadlines(stop, deadline, file.job.lifecycle.grace_s)
+    return local.run(file, options, stop)
 
 
 def _told(outcome: "Outcome", shard: "Shard", *, as_json: bool) -> int:

@@ -151,6 +151,8 @@ def _environment(gpus: Sequence[str], number: int, total: int, here: Machine) ->
         found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif "VLLM_CPU_OMP_THREADS_BIND" not in os.environ and (mine := here.cores[number::total]):
         found["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, mine))
-    if "VLLM_PORT" not in os.environ:  # engines that look for a free port at the same moment find the same
-        found["VLLM_PORT"] = str(20_000 + (os.getpid() * 64 + number * 8) % 40_000)
+    # Engines that look for a free port at the same moment find the same.
+    first = os.environ.get("VLLM_PORT", "")
+    base = int(first) if first.isdecimal() else 20_000 + os.getpid() * 64 % 40_000
+    found["VLLM_PORT"] = str(base + number * 8)
     return found

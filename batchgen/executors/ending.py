@@ -10,7 +10,7 @@ from typing import Any
 from batchgen import plan
 from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, InputError, OutputError
 from batchgen.feeding.line import Line, Reading
-from batchgen.reporting import report
+from batchgen.reporting import html, report
 from batchgen.sinks.base import Sink
 from batchgen.storage import checkpoint
 from batchgen.storage.failed import FailedList
@@ -97,7 +97,7 @@ class Ending:
             failure = InputError(f"{len(reading.file_errors)} input files could not be read, or not to their end")
         status, reason = self._verdict(failure, rows)
         stale = 0 if settled else max(0, reading.edited - rows.superseded)
-        counts = line.stats.now()
+        counts = line.stats.end()
         scope = report.Scope(
             name=line.job.name,
             attempt=line.committer.attempt,
@@ -136,6 +136,8 @@ class Ending:
         telemetry, stats = self.line.telemetry, self.line.stats
         try:
             report.write(self.directory, value)
+            now = {self.directory.telemetry(scope.attempt): scope.counts}
+            html.renew(html.Shown(self.view, value, scope.rows, now, self.line.committer.met), self.line.stop)
         except OutputError as e:
             with contextlib.suppress(OutputError):
                 telemetry.close(stats, e.exit_status, reason=str(e), **told)

@@ -7,10 +7,11 @@ from typing import Any
 
 from batchgen import fsio, sinks
 from batchgen.errors import ConfigError
-from batchgen.reporting import ends
+from batchgen.reporting import ends, html
 from batchgen.reporting import report as reports
 from batchgen.sinks.base import Sink
 from batchgen.storage.rundir import RunDirectory
+from batchgen.storage.view import View
 
 
 def open_run(path: Path) -> tuple[RunDirectory, dict[str, Any], Sink]:
@@ -30,16 +31,18 @@ def report(path: Path) -> dict[str, Any]:
 
 
 def write_report(path: Path) -> dict[str, Any]:
-    """The same, written too: report.json, report.md and failed.jsonl of the whole run.
+    """The same, written too: report.json, report.md, report.html and failed.jsonl of the whole run.
 
     With shards each of them has its own at its end; this puts them together. Raises OutputError.
     """
     run, _, sink = open_run(path)
     with run.alone():
-        value = reports.afresh(run, reports.read_rows(run, sink))
+        rows = reports.read_rows(run, sink)
+        value = reports.afresh(run, rows)
         if value["shards"]:
             value["notes"]["failed documents"] = _write_failed(run, len(value["shards"]))
         reports.write(run, value)
+    html.renew(html.Shown(View(run, sink), value, rows))  # it takes longer, and locks nobody out
     return value
 
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from batchgen import __version__, fsio, plan
-from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED
+from batchgen.data import DOCUMENT_TRUNCATED, MAP_REDUCED, REFINED, SUMMARY_CUT
 from batchgen.reporting.cost import cost
 from batchgen.reporting.ends import Share, attempt_of, shares, together
 from batchgen.reporting.lengths import Lengths
@@ -39,6 +39,7 @@ from batchgen.text import harmless
 
 # How a document went to the engine, by the flag of its row; `whole` without any.
 _WAYS = {"truncated": DOCUMENT_TRUNCATED, "map_reduce": MAP_REDUCED, "refine": REFINED}
+_EXAMPLES = 3  # parts that are noted for a reason
 _COSTS = ("requests", "prompt_tokens", "completion_tokens")
 _ENGINE = (
     "backend",
@@ -65,6 +66,10 @@ class Rows:
     packed: int = 0  # ok rows whose summary came out of a pack
     fallbacks: Counter[str] = field(default_factory=Counter)  # rows that were sent alone after a pack, by reason
     fallback_tokens: int = 0  # output tokens of theirs that were dropped
+    retry_tokens: int = 0  # output tokens of answers that a longer try replaced
+    failed_tokens: int = 0  # output tokens of documents that failed, or were skipped, all the same
+    cut_tokens: int = 0  # output tokens in summaries that reached max_tokens
+    examples: dict[str, list[Path]] = field(default_factory=dict)  # by reason the first parts with such rows
     kept_tokens: int = 0
     damaged: list[str] = field(default_factory=list)  # parts that are there and cannot be read
     superseded: int = 0  # rows that stand beside a newer one of their document, not counted above
@@ -106,12 +111,20 @@ class Rows:
         ok = table.filter(pc.equal(table.column("status"), "ok"))
         kept = pc.subtract(ok.column("completion_tokens"), ok.column("dropped_tokens"))
         self.kept_tokens += int(pc.sum(kept).as_py() or 0)
+        cut = pc.match_substring(pc.binary_join(ok.column("flags").combine_chunks(), ","), SUMMARY_CUT)
+        self.cut_tokens += int(pc.sum(kept.filter(cut)).as_py() or 0)
+        rest = table.filter(pc.not_equal(table.column("status"), "ok"))
+        self.failed_tokens += int(pc.sum(rest.column("completion_tokens")).as_py() or 0)
 
     def _add_packs(self, table: pa.Table) -> None:
         alone = table.filter(pc.is_valid(table.column("pack_fallback")))
         for reason in pc.value_counts(alone.column("pack_fallback")).to_pylist():
             self.fallbacks[reason["values"]] += reason["counts"]
         self.fallback_tokens += int(pc.sum(alone.column("dropped_tokens")).as_py() or 0)
+        tried = table.filter(pc.and_(pc.is_null(table.column("pack_fallback")), pc.equal(table.column("status"), "ok")))
+        self.retry_tokens += int(pc.sum(tried.column("dropped_tokens")).as_py() or 0)
+        lost = alone.filter(pc.not_equal(alone.column("status"), "ok"))
+        self.failed_tokens -= int(pc.sum(lost.column("dropped_tokens")).as_py() or 0)
         self.packed += int(pc.sum(pc.greater(table.column("pack_size"), 1)).as_py() or 0)
 
     def _add_ways(self, table: pa.Table) -> None:
@@ -159,7 +172,11 @@ def read_rows(
             newest = pc.invert(pc.is_in(table.column("doc_key"), value_set=pa.array(sorted(old[path]))))
             rows.superseded += len(table) - int(pc.sum(newest).as_py() or 0)
             table = table.filter(newest)
+        before = rows.reasons.copy()
         rows.add(table)
+        for reason, count in rows.reasons.items():
+            if count > before[reason] and len(found := rows.examples.setdefault(reason, [])) < _EXAMPLES:
+                found.append(path)
         if rows.status["failed"] > failed:
             rows.with_failed.append(path)
     return rows
@@ -228,6 +245,7 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
         "attempt": {"number": scope.attempt} | _scope(this, _tokens(scope.counts)),
         "run": {"attempts": len(earlier) + (len(latest) if scope.counts.total_s > 0 else 0)}
         | _scope(every, run_tokens),
+        "wasted": _wasted(run_tokens["wasted"], rows),
         "lengths": {name: lengths.quantiles() for name, lengths in rows.lengths.items()},
         "histograms": {name: lengths.histogram() for name, lengths in rows.lengths.items()},
         "engine": {name: engine.get(name) for name in _ENGINE},
@@ -237,6 +255,12 @@ def build(run: RunDirectory, scope: Scope) -> dict[str, Any]:
     }
     job = known.get("job") or {}
     return built | {"cost": cost(built, job), "why": why(built, job)}
+
+
+def _wasted(total: int, rows: Rows) -> dict[str, int]:
+    """What became of output tokens that are in no summary, and how many are in summaries that were cut."""
+    told = {"retries": rows.retry_tokens, "fallbacks": rows.fallback_tokens, "failed": rows.failed_tokens}
+    return told | {"unfinished": max(0, total - sum(told.values())), "cut": rows.cut_tokens}
 
 
 def _sum(paths: Iterable[Path]) -> Told:

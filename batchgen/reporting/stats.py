@@ -116,6 +116,7 @@ class Stats:
         self._first: float | None = None
         self._last_input: float | None = None
         self._last_output: float | None = None
+        self._end: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -196,6 +197,11 @@ class Stats:
                 self._sampled_times[name] += buckets
         return taken
 
+    def end(self) -> Counts:
+        """The counts of the whole attempt, as its end tells them too: making the report is no part of it."""
+        self._end = time.monotonic()
+        return self.now()
+
     def all_times(self) -> dict[str, Buckets]:
         """Times of all requests of the attempt; any thread may ask."""
         with self._sampling:
@@ -206,7 +212,7 @@ class Stats:
 
     def now(self) -> Counts:
         """The counts with the times up to this moment."""
-        at = time.monotonic()
+        at = self._end or time.monotonic()
         first = self._first or at
         last_input = max(first, self._last_input or at)
         last_output = max(first, self._last_output or at) if self._last_input else at
@@ -292,8 +298,8 @@ class Telemetry:
         """Tell the end, where there was a beginning. told: what else the report says that no row and no count does."""
         self._gpus.close()
         if self._writer is not None:
-            counts = {k: round(v, 3) for k, v in dataclasses.asdict(stats.now()).items()}
-            self.event("end", exit_status=status, **told, counts=counts)
+            # Not rounded: a report made anew has the figures of the one that was written.
+            self.event("end", exit_status=status, **told, counts=dataclasses.asdict(stats.now()))
         if self._stream is not None:
             self._stream.close()
 

@@ -38,7 +38,7 @@ def state(item: Dataset) -> State | None:
 
     Size and time are sum and maximum over the local files, 0 on the Hub. Raises OSError.
     """
-    if _is_on_hub(item):
+    if is_on_hub(item):
         return State(0, 0, item.revision or "")
     files = _local_files(item)
     if files is None:
@@ -63,7 +63,7 @@ def _builders() -> frozenset[str]:
     return frozenset(path.name for path in folder.iterdir() if (path / "__init__.py").exists())
 
 
-def _is_on_hub(item: Dataset) -> bool:
+def is_on_hub(item: Dataset) -> bool:
     return item.path not in _builders() and not Path(item.path).is_dir()
 
 
@@ -104,7 +104,7 @@ def pinned(job: Job, run: Callable[[], Mapping[str, Any] | None]) -> Job:
             inputs.append(item)
             continue
         where = f"input.{number}.dataset"
-        if not _is_on_hub(found):
+        if not is_on_hub(found):
             if found.revision is not None:
                 raise ConfigError(f"{where}.revision: local data has none; only a data set on the Hub does")
             if found.path in _builders() and not (found.data_files or found.data_dir):
@@ -314,7 +314,7 @@ class DatasetSource:
     def _open(self) -> _Opened:
         datasets = _library()
         item = self._dataset
-        if not _is_on_hub(item) and _local_files(item) == []:
+        if not is_on_hub(item) and _local_files(item) == []:
             raise FileNotFoundError(f"no file matches (working directory {Path.cwd()})")
         builder = datasets.load_dataset_builder(**item.model_dump(exclude={"split"}, exclude_none=True))
         # Without a network the library falls back on whatever commit it prepared last.

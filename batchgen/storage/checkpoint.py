@@ -268,6 +268,11 @@ class Committer:
         """Rows of each file that was read to its end."""
         return {source: at.rows.rows for source, at in self._passes.items() if at.ended}
 
+    @property
+    def met(self) -> frozenset[str]:
+        """Files that documents were read from, or have a new row."""
+        return frozenset(self._passes) | frozenset(self._committed)
+
     def add(self, records: Iterable[Record]) -> None:
         if not self._records:
             self._since = time.monotonic()

@@ -57,6 +57,7 @@ class RunDirectory:
         self.pieces_file = self.pieces / f"answers-{label}.jsonl"
         self.report_json = path / f"report{own}.json"
         self.report_md = path / f"report{own}.md"
+        self.report_html = path / f"report{own}.html"
         self._locks = path / "locks"
         self._lock_file = self._locks / f"shard-{label}.lock"
         self._holder_file = self._lock_file.with_suffix(".holder.json")

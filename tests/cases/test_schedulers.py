@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,10 @@ import psutil
 import pytest
 from helpers_run import by_id, record, rows, start, write_job, write_jsonl
 
-PAGE = Path(__file__).parents[2] / "docs/exit-codes.md"
+from batchgen.job import jobfile
+from batchgen.slurm import script
+from batchgen.slurm.script import Wish
+
 COUNT = 60
 
 
@@ -27,29 +29,26 @@ def job(tmp_path):
     return write_job(tmp_path, inputs, engine=engine, checkpoint={"rows": 7}, lifecycle={"grace_s": 3})
 
 
-def scripts() -> dict[str, str]:
-    found = re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert len(found) == 2
-    return {"exec": found[0], "wait": found[1]}
-
-
 @pytest.fixture
 def batch(tmp_path, job):
-    """Starts a script of the page as Slurm does, in a session of its own."""
+    """Starts a printed script as Slurm does, in a session of its own."""
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "batchgen").write_text(f'#!/bin/sh\nexec {sys.executable} -m batchgen "$@"\n')
     (commands / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n')
     for one in commands.iterdir():
         one.chmod(0o755)
-    env = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    told = {"JOB_ID": "77", "ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "0"}
+    env = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}
+    env |= {f"SLURM_{name}": value for name, value in told.items()}
     started = []
 
     def run(form: str) -> subprocess.Popen:
-        script = tmp_path / "script.sh"
-        script.write_text(scripts()[form].replace("jobs/summarize.yaml", str(job)))
+        path = tmp_path / "script.sh"
+        wish = Wish(jobfile.load(job), (), tmp_path, tasks=1, time="60", requeue=form == "wait")
+        path.write_text(script.tasks(wish))
         with (tmp_path / "slurm.out").open("ab") as out:
-            started.append(subprocess.Popen(["bash", script], stdout=out, stderr=out, env=env, start_new_session=True))
+            started.append(subprocess.Popen(["bash", path], stdout=out, stderr=out, env=env, start_new_session=True))
         return started[-1]
 
     yield run
@@ -68,7 +67,7 @@ def until_rows(out: Path, count: int = 1) -> None:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize("form", ["exec", "wait"])
-def test_the_warning_signal_reaches_the_run_through_the_scripts_of_the_page(batch, job, out, tmp_path, form):
+def test_the_warning_signal_reaches_the_run_through_the_printed_scripts(batch, job, out, tmp_path, form):
     child = batch(form)
     until_rows(out)
     child.send_signal(signal.SIGUSR1)  # to the shell alone
@@ -84,11 +83,12 @@ def test_the_warning_signal_reaches_the_run_through_the_scripts_of_the_page(batc
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize("form", ["exec", "wait"])
-def test_the_limit_itself_reaches_all_processes(batch, out, form):
+def test_the_limit_itself_reaches_all_processes(batch, out, tmp_path, form):
     child = batch(form)
     until_rows(out)
     os.killpg(child.pid, signal.SIGTERM)
-    assert child.wait(30) in ({75} if form == "exec" else {75, -signal.SIGTERM})
+    assert child.wait(30) == 75
+    assert not (tmp_path / "requeued").exists()  # who was cancelled is not to come back
     end = time.monotonic() + 10
     while left := [one for one in psutil.process_iter(["cmdline"]) if str(out.parent) in str(one.info["cmdline"])]:
         assert time.monotonic() < end, left

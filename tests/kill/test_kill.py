@@ -69,6 +69,7 @@ FIRST = [
     *at("engines.fake", "FakeEngine.submit FakeEngine.poll", (2, 7)),
     *at("engines.fake", "FakeEngine.close"),
     *at("reporting.report", "build write"),
+    *at("reporting.html", "renew make"),
     *at("reporting.stats", "Telemetry.event", (1, 2, 9)),
     *at("reporting.stats", "Telemetry.close"),
 ]

@@ -324,6 +324,23 @@ def test_a_report_that_cannot_be_written_is_told(run, monkeypatch):
         report.write(run, built)
 
 
+def test_output_tokens_without_a_summary_are_told_by_their_cause(run):
+    tokens = [
+        Record(document("x", n=0), "ok", summary="s", completion_tokens=100, dropped_tokens=30),  # tried again longer
+        Record(document("x", n=1), "ok", summary="s", completion_tokens=50, dropped_tokens=20, pack_fallback="missing"),
+        Record(document("x", n=2), "failed", error_type="no_answer", completion_tokens=40, dropped_tokens=15,
+               pack_fallback="cut"),
+        Record(document("x", n=3), "failed", error_type="no_answer", completion_tokens=7),
+        Record(document("x", n=4), "ok", summary="s", completion_tokens=64, flags=(SUMMARY_CUT,)),
+    ]  # fmt: skip
+    write_part(run, tokens)
+    counts = Counts(completion_tokens=261, generated_tokens=300, total_s=9)
+    built = report.build(run, scope(run, counts=counts))
+    assert built["wasted"] == {"retries": 30, "fallbacks": 35, "failed": 32, "unfinished": 39, "cut": 64}
+    del built["wasted"]["cut"]  # that is in a summary
+    assert sum(built["wasted"].values()) == built["run"]["tokens"]["wasted"]
+
+
 @pytest.mark.parametrize(
     ("value", "shown"), [(17830.0, "17,830"), (139.3, "139.3"), (0.05477, "0.05477"), (1215.0, "1,215")]
 )

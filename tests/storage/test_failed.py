@@ -18,6 +18,7 @@ from helpers_run import SENTENCE, by_id, record, rows, start, stop_after_a_part,
 from batchgen import fsio
 from batchgen.errors import OutputError
 from batchgen.lifecycle import Stop
+from batchgen.reporting import html
 from batchgen.sources.jsonl import JsonlSource
 from batchgen.sources.parquet import ParquetSource
 from batchgen.storage import failed
@@ -158,6 +159,7 @@ def test_packed_files_and_data_sets_are_read_forward_once(tmp_path, out, monkeyp
     opened = []
     fetch = JsonlSource.fetch
     monkeypatch.setattr(JsonlSource, "fetch", lambda self, places: (opened.append(len(places)), fetch(self, places))[1])
+    monkeypatch.setattr(html, "renew", lambda *_: None)  # report.html fetches some too
     start(write_job(tmp_path, inputs, checkpoint={"rows": 2}), fail(23))
     assert opened == [10]
     assert [one["id"] for one in listed(out)] == [*(f"d{n}" for n in range(10)), "d23"]
