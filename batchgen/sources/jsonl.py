@@ -133,7 +133,14 @@ class JsonlSource:
             if is_packed(stream):
                 return  # cut when it was a plain file: the next start cuts it anew
             stream.seek(split.start - 1)
-            at = split.start - 1 + len(read_line(stream))
+            at = split.start - 1
+            # No further than the split: of a line that is longer than many splits, each would read all that is left.
+            while at < split.end and (piece := stream.readline(min(_PIECE_BYTES, split.end - at))):
+                at += len(piece)
+                if piece.endswith(b"\n"):
+                    break
+            else:
+                return
         begin, lines = at, 0
         while (at < split.end or is_packed(stream)) and (line := read_line(stream)):
             raw = line if isinstance(line, LongLine) else _bare(line)
