@@ -67,7 +67,7 @@ def test_a_row_group_is_not_held_in_memory(tmp_path, files):
     empty = peak_mib(plots + RUN, job_of(tmp_path, "empty", [files / "none.parquet"]))
     one = peak_mib(RUN, job_of(tmp_path, "first", [files / "one.parquet"]))
     assert len(rows(tmp_path / "first/out")) == ROWS
-    assert one - empty < 100
+    assert one - empty < 140  # the row group is 164 MB, and a process with plots is more than its imports
     both = peak_mib(RUN, job_of(tmp_path, "both", [files / "one.parquet", files / "two.parquet"]))
     assert len(rows(tmp_path / "both/out")) == 2 * ROWS
     assert both - one < 20
