@@ -14,6 +14,7 @@ from batchgen.errors import BatchgenError
 from batchgen.executors.inspection import open_run
 from batchgen.reporting import html, page
 from batchgen.reporting import report as reports
+from batchgen.reporting.rows import Rows, read_rows
 from batchgen.reporting.samples import Sample, read_places
 from batchgen.sinks.base import DamagedPartError, Sink, unhex
 from batchgen.storage.rundir import RunDirectory
@@ -37,13 +38,13 @@ class _Run:
     directory: RunDirectory
     known: Mapping[str, Any]
     sink: Sink
-    rows: reports.Rows
+    rows: Rows
     report: Mapping[str, Any]
 
     @classmethod
     def open(cls, path: Path) -> "_Run":
         directory, known, sink = open_run(path)
-        rows = reports.read_rows(directory, sink)
+        rows = read_rows(directory, sink)
         return cls(directory, known, sink, rows, reports.afresh(directory, rows))
 
 

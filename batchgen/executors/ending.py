@@ -11,6 +11,7 @@ from batchgen import plan
 from batchgen.errors import OK, TOO_MANY_FAILED, BatchgenError, InputError, OutputError
 from batchgen.feeding.line import Line, Reading
 from batchgen.reporting import html, report
+from batchgen.reporting.rows import Rows, read_rows
 from batchgen.sinks.base import Sink
 from batchgen.storage import checkpoint
 from batchgen.storage.failed import FailedList
@@ -85,7 +86,7 @@ class Ending:
         settled = failure is None  # so each document has one row
         line.index.clear()
         unique = settled or not (reading.edited or reading.retried)
-        rows = report.read_rows(self.directory, self.sink, unique=unique, view=self.view, unmet=self._unmet)
+        rows = read_rows(self.directory, self.sink, unique=unique, view=self.view, unmet=self._unmet)
         inputs = {one.source: one.input for one in line.plan.files}
         listed = None
         try:
@@ -118,7 +119,7 @@ class Ending:
         )
         return self._written(scope)
 
-    def _verdict(self, failure: BatchgenError | None, rows: report.Rows) -> tuple[int, str]:
+    def _verdict(self, failure: BatchgenError | None, rows: Rows) -> tuple[int, str]:
         """The exit status and its sentence."""
         if failure is not None:
             return failure.exit_status, str(failure)

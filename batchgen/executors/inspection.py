@@ -9,6 +9,7 @@ from batchgen import fsio, sinks
 from batchgen.errors import ConfigError
 from batchgen.reporting import ends, html
 from batchgen.reporting import report as reports
+from batchgen.reporting.rows import read_rows
 from batchgen.sinks.base import Sink
 from batchgen.storage.rundir import RunDirectory
 from batchgen.storage.view import View
@@ -27,7 +28,7 @@ def open_run(path: Path) -> tuple[RunDirectory, dict[str, Any], Sink]:
 def report(path: Path) -> dict[str, Any]:
     """The report of the run as it is now, with the keys of report.json. Raises ConfigError where the folder is none."""
     run, _, sink = open_run(path)
-    return reports.afresh(run, reports.read_rows(run, sink))
+    return reports.afresh(run, read_rows(run, sink))
 
 
 def write_report(path: Path) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def write_report(path: Path) -> dict[str, Any]:
     """
     run, _, sink = open_run(path)
     with run.alone():
-        rows = reports.read_rows(run, sink)
+        rows = read_rows(run, sink)
         value = reports.afresh(run, rows)
         if value["shards"]:
             value["notes"]["failed documents"] = _write_failed(run, len(value["shards"]))
@@ -62,7 +63,7 @@ def _write_failed(run: RunDirectory, count: int) -> str | None:
 def status(path: Path) -> dict[str, Any]:
     """How far a run is. Raises ConfigError where the folder is none."""
     run, known, sink = open_run(path)
-    rows = reports.read_rows(run, sink)
+    rows = read_rows(run, sink)
     every = ends.shares(run)
     total, exact = reports.total(run, rows, every)
     end = ends.together(every)

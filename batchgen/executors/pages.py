@@ -9,6 +9,7 @@ from batchgen.executors import comparison
 from batchgen.executors.inspection import open_run
 from batchgen.reporting import html
 from batchgen.reporting import report as reports
+from batchgen.reporting.rows import read_rows
 from batchgen.storage.view import View
 
 _OURS = b'<meta name="batchgen-report"'
@@ -20,7 +21,7 @@ def write(run_dir: Path, other: Path | None, out: Path) -> int:
     _refuse(out)
     if other is None:
         run, _, sink = open_run(run_dir)
-        rows = reports.read_rows(run, sink)
+        rows = read_rows(run, sink)
         data = html.make(html.Shown(View(run, sink), reports.afresh(run, rows), rows))
     else:
         data = comparison.as_html(*comparison.compare(run_dir, other), run_dir)

@@ -10,7 +10,7 @@ import numpy as np
 from batchgen.reporting import page, plots
 from batchgen.reporting.lengths import Lengths
 from batchgen.reporting.plots import Bars, OverTime, Plot
-from batchgen.reporting.report import Rows
+from batchgen.reporting.rows import Rows
 from batchgen.reporting.series import Timeline, Track, timeline
 
 SECTIONS = ("speed", "engine", "gpu", "lengths")

@@ -25,7 +25,7 @@ from batchgen.lifecycle import Stop
 from batchgen.reporting import figures, page, samples
 from batchgen.reporting.figures import Wanted
 from batchgen.reporting.plots import Plot
-from batchgen.reporting.report import Rows
+from batchgen.reporting.rows import Rows
 from batchgen.reporting.samples import Sample
 from batchgen.reporting.series import Track, read_tracks
 from batchgen.reporting.stats import Counts

@@ -13,6 +13,7 @@ from batchgen.engines.base import EngineMetrics
 from batchgen.executors import local
 from batchgen.feeding import reader
 from batchgen.reporting import report
+from batchgen.reporting.rows import read_rows
 from batchgen.reporting.stats import Stats, read_telemetry
 from batchgen.sinks.parquet import ParquetSink
 from batchgen.storage.rundir import RunDirectory
@@ -67,7 +68,7 @@ def test_a_worked_example(tmp_path, monkeypatch):
     stats, records = attempt(monkeypatch)
     sink = ParquetSink({}, owner="0")
     sink.write_part(run.part(1, 1, ".parquet"), records, fingerprint="f", footer={})
-    built = build(run, stats, report.read_rows(run, sink))
+    built = build(run, stats, read_rows(run, sink))
     assert (built["documents"]["ok"], built["documents"]["failed"]) == (3, 1)
     for scope in ("attempt", "run"):
         assert built[scope]["tokens"] == {"prompt": 850, "cached": 448, "output": 340, "reasoning": 0, "wasted": 200}

@@ -12,6 +12,7 @@ from batchgen.data import COPIED, DOCUMENT_TRUNCATED, MAP_REDUCED, SUMMARY_CUT, 
 from batchgen.engines.base import EngineMetrics
 from batchgen.errors import OutputError
 from batchgen.reporting import report
+from batchgen.reporting.rows import read_rows
 from batchgen.reporting.stats import Counts, Stats, Telemetry
 from batchgen.sinks.base import DamagedPartError
 from batchgen.sinks.parquet import ParquetSink
@@ -69,7 +70,7 @@ def write_part(run, rows, number=1, attempt=1):
 
 def scope(run, **more):
     values = {
-        "rows": report.read_rows(run, sink()), "stale": 0,
+        "rows": read_rows(run, sink()), "stale": 0,
         "name": "demo", "attempt": 2, "counts": COUNTS, "exit_status": 0, "reason": "finished", "total_rows": 12,
         "total_exact": True, "notes": {},
     }  # fmt: skip
@@ -216,14 +217,14 @@ def test_a_part_that_vanishes_between_two_looks_is_left_out(run):
 
     write_part(run, records()[:7])
     write_part(run, records()[7:], number=2)
-    assert report.read_rows(run, Vanishing({}, owner="0")).status == {"ok": 7}
+    assert read_rows(run, Vanishing({}, owner="0")).status == {"ok": 7}
 
 
 def test_of_two_rows_for_one_document_the_newer_counts(run):
     write_part(run, records())
     newer = Record(document("y", n=7), "ok", summary="s", prompt_tokens=200, completion_tokens=11)
     write_part(run, [newer], attempt=2)
-    rows = report.read_rows(run, sink())
+    rows = read_rows(run, sink())
     assert (rows.status, rows.superseded) == ({"ok": 8, "failed": 1, "skipped": 1}, 1)
     assert rows.reasons == {"failed: bad_json": 1, "skipped: empty": 1}
     assert rows.kept_tokens == 7 * 20 + 11
@@ -238,7 +239,7 @@ def test_edited_documents_that_have_only_their_old_row_are_pending(run):
 def test_a_damaged_part_is_left_out(run):
     write_part(run, records())
     run.part(1, 2, ".parquet").write_bytes(b"PAR1 no more")
-    assert report.read_rows(run, sink()).count == 10
+    assert read_rows(run, sink()).count == 10
 
 
 def test_more_rows_than_were_planned_are_no_negative_number(run):

@@ -8,6 +8,7 @@ from helpers_config import document
 
 from batchgen.data import Record
 from batchgen.reporting import report as reports
+from batchgen.reporting.rows import read_rows
 from batchgen.sinks.parquet import ParquetSink
 from batchgen.storage.rundir import RunDirectory
 
@@ -53,7 +54,7 @@ def why(folder, *, args=ARGS, seats=512, start_s=BEGIN, **changes):
         events.append(sample(second, **now))
         events[-1]["counts"] |= {"engine_start_s": start_s, "total_s": second + start_s - BEGIN}
     run.telemetry(1).write_text("".join(json.dumps(one) + "\n" for one in events))
-    built = reports.afresh(run, reports.read_rows(run, ParquetSink({"title": pa.string()}, owner="0")))
+    built = reports.afresh(run, read_rows(run, ParquetSink({"title": pa.string()}, owner="0")))
     assert reports.markdown(built).count("\n- ") >= len(built["why"])
     return [one["rule"] for one in built["why"]]
 
