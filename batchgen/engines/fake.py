@@ -56,7 +56,6 @@ class FakeEngine:
         self._tokenizer = tokenizer
         self._batch = 2 * max_num_seqs if fill_first else max_num_seqs
         self._waiting: deque[Request] = deque()
-        self._submitted = 0
         self._completed = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -66,7 +65,6 @@ class FakeEngine:
         self._end = threading.Event()
 
     def submit(self, request: Request) -> None:
-        self._submitted += 1
         self._waiting.append(request)
 
     def poll(self) -> list[Completion]:
