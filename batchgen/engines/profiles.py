@@ -21,11 +21,11 @@ class Rules:
 
 
 PROFILES: Mapping[str, Rules] = {
-    # One run has the GPU to itself: as many sequences as its KV cache can hold.
+    # One run has the GPU to itself. vLLM's own values for 70 GiB and more are 1024 and 16384; below that 256 and 8192.
     "throughput": Rules(
         gpu={
-            "max_num_seqs": 1024,  # vLLM's own value for 70 GiB and more; below that it takes 256
-            "max_num_batched_tokens": 16384,  # so too; 8192 and 32768 were not faster (docs/performance.md)
+            "max_num_seqs": 512,  # as many as vLLM has CUDA graphs for; more were slower (docs/performance.md)
+            "max_num_batched_tokens": 8192,  # less was no faster; with more, prompts and answers come in waves
             "gpu_memory_utilization": 0.95,  # the KV cache gets what is left; 0.92 by default
         },
         # A CPU is busy with few sequences: more of them only take memory.

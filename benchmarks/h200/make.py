@@ -1,13 +1,14 @@
 """Documents and the 8B shape for the jobs beside this file, in outputs/h200.
 
-long.jsonl: 8,192 documents of 900 words, longer than the context of the 8B jobs. abstracts.jsonl: 9,856 documents of 60
-to 300 words, each beginning with a number of its own, so that no two share more than the instruction. short.jsonl:
+long.jsonl: 16,384 documents of 900 words, longer than the context of the 8B jobs. abstracts.jsonl: 9,856 documents of
+60 to 300 words, each beginning with a number of its own, so that no two share more than the instruction. short.jsonl:
 8,192 documents of 25 to 100 words. varied.jsonl: 2,000 documents whose lengths are spread as those of a real corpus of
 proposals are, 280 to 120,000 characters.
 """
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _STEMS = [
     "lock",
 ]
 _ENDS = ["", "s", "ed", "ing", "er", "ly", "ful", "less", "ness", "able"]
+_WORDS = [stem + end for stem in _STEMS for end in _ENDS]
 
 
 # Characters of a real corpus, at its twentieths.
@@ -40,7 +42,7 @@ _LENGTHS = [
 
 
 def text(rng: random.Random, words: int) -> str:
-    return " ".join(rng.choice(_STEMS) + rng.choice(_ENDS) for _ in range(words))
+    return " ".join(rng.choices(_WORDS, k=words))
 
 
 def varied(rng: random.Random, n: int) -> str:
@@ -55,10 +57,16 @@ def varied(rng: random.Random, n: int) -> str:
 
 
 def widened(tokenizer: dict) -> dict:
-    """With a word for each id of the shape: most that a model without weights writes is beyond the small tokenizer."""
-    words = tokenizer["model"]["vocab"]
+    """With a word for each id of the shape: most that a model without weights writes is beyond the small tokenizer.
+
+    Each is two words of the small one, so texts read again are about as long as they were written.
+    """
+    ids = tokenizer["model"]["vocab"]
     size = json.loads((HERE / "config.json").read_text())["vocab_size"]
-    words.update({f"Ġw{n}": n for n in range(max(words.values()) + 1, size)})
+    begins = [word for word in ids if re.fullmatch("Ġ[a-z]{3,6}", word)][:320]
+    ends = [word for word in ids if re.fullmatch("[a-z]{3,5}", word)][:320]
+    new = (begin + end for begin in begins for end in ends if begin + end not in ids)
+    ids.update(zip(new, range(max(ids.values()) + 1, size), strict=False))
     return tokenizer
 
 
@@ -66,7 +74,7 @@ def main() -> None:
     rng = random.Random(5)
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "long.jsonl").open("w") as lines:
-        for n in range(8192):
+        for n in range(16384):
             lines.write(json.dumps({"id": f"d{n}", "text": f"{n} {text(rng, 900)}"}) + "\n")
     with (OUT / "abstracts.jsonl").open("w") as lines:
         for n in range(9856):

@@ -58,3 +58,6 @@ def test_the_price_can_change_between_attempts_and_the_last_holds_for_all(tmp_pa
     assert found["cost"]["total"] == pytest.approx(found["run"]["gpu"]["gpu_seconds"], rel=0.01)
     text = (tmp_path / "out/report.md").read_text()
     assert f"| a million output tokens | {_money(found['cost']['per_million_output_tokens'])} |" in text
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert "## Cost" in headings
+    assert len(headings) == len(set(headings))  # each section once
