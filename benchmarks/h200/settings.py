@@ -3,11 +3,11 @@
     python benchmarks/h200/settings.py NAME '{"quantization": "fp8"}' OUT.jsonl [--documents 3072] [--tokens-in 778] \
         [--scheduler 1024,8192 --scheduler 512,4096 ...]
 
-Prompts are random token ids. Adds a line to OUT.jsonl: docs/s from the first request to the last answer, and those
-between the first third of the answers and the last. Answers of equal length end in waves: compare runs of equally many
-documents, and of many. --scheduler gives the vLLM of one start other values of max_num_seqs and max_num_batched_tokens,
-not above those that it started with, and adds a line for each, so that neither a start nor a compilation stands between
-them. After all of them comes the first once more: what differs there is the machine.
+Prompts are random token ids. Adds a line to OUT.jsonl: docs/s from the first request to the last answer, and those of
+the second third of the answers. Answers of equal length end in waves: compare runs of equally many documents, and of
+many. --scheduler gives the vLLM of one start other values of max_num_seqs and max_num_batched_tokens, not above those
+that it started with, and adds a line for each, so that neither a start nor a compilation stands between them. After all
+of them comes the first once more: what differs there is the machine.
 """
 
 import argparse
