@@ -331,7 +331,7 @@ def _(bench):
 
 @effect("engine.fake.copies")
 def _(bench):
-    assert set(bench.run("engine.fake.copies='day \\d'").column("summary")) == {f"day {n}" for n in range(6)}
+    assert set(bench.run("engine.fake.copies='day (\\d)'").column("summary")) == {f"day {n}" for n in range(6)}
 
 
 @effect("prompt.system")

@@ -104,7 +104,7 @@ class FakeEngine:
         if len(request.prompt_ids) + request.max_tokens > self.limits.max_model_len:
             return _Answer(error=f"longer than max_model_len ({self.limits.max_model_len})")
         told = next((one for one in self._settings.answers if one.match in prompt), None)
-        copied = re.findall(self._settings.copies, prompt) if self._settings.copies else []
+        copied = [found[0] for found in re.finditer(self._settings.copies, prompt)] if self._settings.copies else []
         if told is not None:
             answer = self._told(request, told.text, told.finish_reason, prompt)
         elif copied:

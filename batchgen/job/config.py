@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from batchgen.errors import ConfigError
 from batchgen.job.values import ON_OFF, Bool, Float, Int
@@ -45,6 +46,14 @@ def _patterns(value: Any) -> Any:
     patterns = [one for some in lists for one in (some if isinstance(some, list) else [some])]
     if value is not None and not (patterns and all(isinstance(one, str) and one for one in patterns)):
         raise ValueError("a path is wanted, a list of paths, or a mapping {split: paths}")
+    return value
+
+
+def _expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as e:
+        raise ValueError(f"a regular expression is wanted: {e}") from None
     return value
 
 
@@ -171,7 +180,7 @@ class FakeEngine(Section):
     lives: Int | None = Field(None, ge=1, description="So many engines start in an attempt, further ones do not.")
     die_on: str | None = Field(None, description="The engine dies when it comes to a prompt that holds this text.")
     hang_on: str | None = Field(None, description="The engine hangs when it comes to a prompt that holds this text.")
-    copies: str | None = Field(
+    copies: Annotated[str, AfterValidator(_expression)] | None = Field(
         None, description="The answer to a prompt is what of it matches this regular expression, where something does."
     )
     output_tokens_per_s: Float | None = Field(

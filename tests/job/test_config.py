@@ -73,6 +73,7 @@ MISTAKES = [
     ("max_depth: 2", "max_depth: 0", "long_documents.max_depth", "greater than or equal to 1"),
     ("piece: ", "pieces: ", "long_documents.pieces", "did you mean 'piece'?"),
     ("copies: canary-", "copies: [canary-]  # ", "engine.fake.copies", "valid string"),
+    ("copies: canary-", "copies: (canary-", "engine.fake.copies", "a regular expression is wanted: missing )"),
     ("  args:\n    max_model_len: 512", "  args: [max_model_len]", "engine.args", "valid dictionary"),
     ("max_model_len: 512", "512: max_model_len", "engine.args.512", "valid string"),
     ("adapter: adapters/letters", "adapter: [adapters/letters]", "engine.adapter", "valid string"),
