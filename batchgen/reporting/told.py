@@ -66,7 +66,7 @@ class Told:
 
     gpus: those that engines worked on, by UUID, or by shard and name where nobody tells it. gpu_s: seconds of each
     attempt times its GPUs. busy_s, watched_s, joules: seconds in which GPUs computed, for which NVML told that, and
-    what they took; summed over GPUs. powered_s: as watched_s, of joules.
+    what they took; summed over GPUs. powered_s: as watched_s, of joules. power_limit_w: the lowest that one may take.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -78,6 +78,7 @@ class Told:
     watched_s: float = 0.0
     joules: float = 0.0
     powered_s: float = 0.0
+    power_limit_w: float | None = None
     memory_bytes: int = 0  # the most that one GPU had in use
     shared: dict[str, int] | None = None
     load: Load = field(default_factory=Load)
@@ -89,6 +90,7 @@ class Told:
             buckets += other.times[name]  # noqa: PLW2901  it is the same object
         self.gpus |= other.gpus
         self.memory_bytes = max(self.memory_bytes, other.memory_bytes)
+        self.power_limit_w = _least(self.power_limit_w, other.power_limit_w)
         self.load.add(other.load)
         if other.shared is not None:
             mine = self.shared or other.shared
@@ -106,6 +108,7 @@ class Told:
             "utilization": round(self.busy_s / self.watched_s, 4) if self.watched_s else None,
             "memory_peak_bytes": self.memory_bytes or None,
             "power_w": round(self.joules / self.powered_s, 1) if self.powered_s else None,
+            "power_limit_w": self.power_limit_w,
             "energy_wh": round(self.joules / 3600, 3) if self.powered_s else None,
         }
 
@@ -121,6 +124,7 @@ def told(path: Path, counts: Counts | None = None) -> Told:
         found.end = event if event.get("event") == "end" else None
         if event.get("event") == "engine":
             found.gpus |= _gpus(event, path.name.split("-")[1])
+            found.power_limit_w = _least(*(one.get("power_limit_w") for one in event.get("nvml") or ()))
             seats = (event.get("max_num_seqs") or 0) * (event.get("replicas") or 1)
             before, found.load.before = _at(event), None
         elif event.get("event") == "sample":
@@ -142,6 +146,10 @@ def told(path: Path, counts: Counts | None = None) -> Told:
 def _gpus(engine: Mapping[str, Any], shard: str) -> set[str]:
     known = {one.get("gpu"): one.get("uuid") for one in engine.get("nvml") or ()}
     return {known.get(name) or f"{shard}: {name}" for name in engine.get("gpus") or ()}
+
+
+def _least(*values: float | None) -> float | None:
+    return min((value for value in values if value), default=None)
 
 
 def _add_gpu(found: Told, gpu: Mapping[str, Any], seconds: float) -> None:

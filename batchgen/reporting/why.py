@@ -15,6 +15,7 @@ STARVED_SHARE = 0.1
 ENCODING_SHARE = 0.7  # of the time of work: then it is the tokenizer that the reader waits for, not the files
 LOOP_SHARE = 0.75
 GPU_SHARE = 0.7
+POWER_SHARE = 0.95
 PREEMPTED_SHARE = 0.02
 CACHE_FULL, CACHE_EMPTY = 0.9, 0.5
 SEATS_TAKEN = 0.9
@@ -231,7 +232,10 @@ def _engine(case: Case) -> Advice:
     """What is left where no rule holds."""
     starved = case.attempt["starved_share"] or 0
     text = f"The engine had work for {1 - starved:.0%} of the time and nothing else stands out: its speed is the limit"
-    if case.attempt["gpu"]["gpus"] and not case.args.get("quantization"):
+    gpu = case.attempt["gpu"]
+    if gpu["power_limit_w"] and (gpu["power_w"] or 0) >= POWER_SHARE * gpu["power_limit_w"]:
+        text += f", on GPUs that lower their clock to stay within {gpu['power_limit_w']:,.0f} W"
+    if gpu["gpus"] and not case.args.get("quantization"):
         more = "more GPUs change it, or weights in FP8 on Ada, Hopper or newer (this changes texts)"
         return Advice("engine.args.quantization: fp8", f"{text}; {more}")
     return Advice("engine.args.model", f"{text}; a smaller model, shorter answers or more hardware change it")

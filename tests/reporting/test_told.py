@@ -32,6 +32,10 @@ def gpu(name, busy, watts, used=1):
     return {"gpu": name, "utilization": busy, "power_w": watts, "memory_used_bytes": used}
 
 
+def limits(*watts):
+    return [{"gpu": str(n), "uuid": f"GPU-{n}", "power_limit_w": one} for n, one in enumerate(watts)]
+
+
 def test_load_is_a_mean_over_time_while_documents_came(tmp_path):
     path = write(
         tmp_path / "t-0-1",
@@ -71,17 +75,18 @@ def test_a_new_engine_begins_anew(tmp_path):
 def test_gpus_are_summed_over_time_and_over_gpus(tmp_path):
     both = [gpu("0", 1.0, 600, used=9), gpu("1", 0.5, 200)]
     path = write(
-        tmp_path / "t-0-1", engine(10), sample(20, 1, gpus=both), sample(30, 1, gpus=[gpu("0", 0.0, None)] * 2)
-    )
+        tmp_path / "t-0-1", engine(10, nvml=limits(700.0, 500.0, None)), sample(20, 1, gpus=both),
+        sample(30, 1, gpus=[gpu("0", 0.0, None)] * 2),
+    )  # fmt: skip
     found = told(path).gpu()
     assert found == {
         "gpus": 2, "gpu_seconds": 60.0, "utilization": 15 / 40, "memory_peak_bytes": 9, "power_w": 400.0,
-        "energy_wh": round(8000 / 3600, 3),
+        "power_limit_w": 500.0, "energy_wh": round(8000 / 3600, 3),
     }  # fmt: skip
 
 
 def test_attempts_add_up(tmp_path):
-    first = told(write(tmp_path / "t-0-1", engine(0), sample(10, 16, gpus=[gpu("0", 1.0, 100)],
+    first = told(write(tmp_path / "t-0-1", engine(0, nvml=limits(700.0)), sample(10, 16, gpus=[gpu("0", 1.0, 100)],
                        shared={"prefix_tokens": 30, "suffix_tokens": 5})))  # fmt: skip
     second = told(write(tmp_path / "t-0-2", engine(0, gpus=["0"]), sample(30, 0, gpus=[gpu("0", 0.0, 300)],
                         shared={"prefix_tokens": 20, "suffix_tokens": 7})))  # fmt: skip
@@ -92,6 +97,7 @@ def test_attempts_add_up(tmp_path):
     assert both.gpu()["gpu_seconds"] == 2 * 10 + 30
     assert both.gpu()["utilization"] == 0.25
     assert both.gpu()["power_w"] == 250.0
+    assert both.gpu()["power_limit_w"] == 700.0
     assert both.load.told()["running"] == 4.0
     assert both.shared == {"prefix_tokens": 20, "suffix_tokens": 5}
 

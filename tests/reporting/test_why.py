@@ -26,7 +26,7 @@ ATTEMPT = {
     "load": {"running": 505.0, "waiting": 510.0, "kv_cache_usage": 0.7, "kv_cache_usage_max": 0.8},
     "shared": {"prefix_tokens": 20, "suffix_tokens": 8},
     "prefix_cache": {"queries": 1000, "hit_share": 0.02},
-    "gpu": {"gpus": 1, "utilization": 0.98},
+    "gpu": {"gpus": 1, "utilization": 0.98, "power_w": 600.0, "power_limit_w": 700.0},
 }  # fmt: skip
 REPORT = {
     "attempt": ATTEMPT,
@@ -81,6 +81,7 @@ MEETS = [
         "16 of 16 requests",
     ),
     ("engine", {}, "engine.args.model", "had work for 99%"),
+    ("engine", {"gpu.power_w": 680.0}, "engine.args.model", "GPUs that lower their clock to stay within 700 W"),
     ("engine", {"engine.args.quantization": None}, "engine.args.quantization: fp8", "FP8"),
 ]  # fmt: skip
 # Just beside: no rule but `engine` holds.
@@ -137,6 +138,12 @@ def test_a_rule_is_met(rule, changes, setting, words):
 @pytest.mark.parametrize(("rule", "changes"), BESIDE)
 def test_figures_beside_it_do_not_meet_a_rule(rule, changes):
     assert [one["rule"] for one in why(figures(changes), JOB)] == ["engine"], rule
+
+
+@pytest.mark.parametrize("changes", [{}, {"gpu.power_w": None}, {"gpu.power_w": 680.0, "gpu.power_limit_w": None}])
+def test_a_gpu_below_its_power_limit_is_not_said_to_be_at_it(changes):
+    (told,) = why(figures(changes), JOB)
+    assert " W" not in told["text"]
 
 
 def test_a_starved_engine_is_not_called_bound_by_its_host():
