@@ -117,9 +117,10 @@ def _is_record(line: bytes) -> bool:
 
 def has_locks(path: Path) -> bool:
     """Whether the kernel frees a lock on this file when its holder is gone. Makes the file; raises OSError."""
-    with path.open("a") as stream:
+    with path.open("a+") as stream:  # NFS wants a file that is read for a shared lock
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared: whoever looks meanwhile whether the lock is held must not take this for its holder.
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError as e:

@@ -1,10 +1,12 @@
 """Printed scripts on a real Slurm: every way in which a task can end, and one row a document after it."""
 
 import json
+import math
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -319,7 +321,7 @@ def test_one_job_over_nodes_goes_back_into_the_queue_as_a_whole(pair, make):
 @pytest.mark.timeout(1500)
 def test_real_vllm_ended_by_its_limit_goes_on_by_itself(cluster, make, model_folder):
     job = make(
-        cluster, documents=240, docs_per_s=None, engine=real_engine(model_folder, max_num_seqs=4),
+        cluster, documents=600, docs_per_s=None, engine=real_engine(model_folder, max_num_seqs=4),
         checkpoint={"rows": 8}, sampling={"max_tokens": 48}, lifecycle={"grace_s": 20},
     )  # fmt: skip
     number, last = job.command("--array", 1, "--submit").split()
@@ -328,11 +330,13 @@ def test_real_vllm_ended_by_its_limit_goes_on_by_itself(cluster, make, model_fol
     engines = cluster.processes()
     assert any("VLLM::" in " ".join(one.cmdline()) for one in engines)
     before = cluster.state(task)["StartTime"]
-    cluster.call("scontrol", "update", f"JobId={task}", "TimeLimit=1")
-    wait_for(lambda: cluster.state(task)["Restarts"] == "1", "no warning", 120)
+    ran = time.time() - time.mktime(time.strptime(before, "%Y-%m-%dT%H:%M:%S"))
+    # Slurm counts in minutes, looks twice in each, and warns half a minute before: there must be time for both.
+    cluster.call("scontrol", "update", f"JobId={task}", f"TimeLimit={math.ceil((ran + 65) / 60)}")
+    wait_for(lambda: cluster.state(task)["Restarts"] == "1", "no warning", 180)
     wait_for(lambda: not any(map(alive, engines)), "the engine outlives the task", 10)
     found = len(rows(job.out))
-    assert 0 < found < 240
+    assert 0 < found < 600
     cluster.call("scontrol", "update", f"JobId={task}", "TimeLimit=20")
     cluster.wait_for_end(number, 900)
     cluster.wait_for_end(last)

@@ -1,5 +1,6 @@
 """The run directory: one holder at a time, names that sort, run.json, and a run moved aside."""
 
+import fcntl
 import json
 import os
 import select
@@ -9,10 +10,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 
+from batchgen import fsio
 from batchgen.errors import ConfigError, LockedError, OutputError
 from batchgen.shards import Shard
 from batchgen.storage import rundir
@@ -204,6 +207,23 @@ def test_of_starts_with_different_numbers_at_once_one_number_wins(path):
         assert len(taken) == len(refused) == 2
         for run in taken:
             run.__exit__(None, None, None)
+
+
+def test_a_start_that_tries_whether_there_are_locks_is_not_taken_for_one_at_work(path, monkeypatch):
+    """It does so before the gate: a start with another number would be refused though nobody is at work."""
+    run = RunDirectory(path, Shard(0, 3))
+    with run:
+        pass
+    held = []
+
+    def flock(stream, how):
+        fcntl.flock(stream, how)
+        held.append(RunDirectory(path, Shard(0, 3)).is_held())
+
+    monkeypatch.setattr(fsio, "fcntl", SimpleNamespace(**vars(fcntl) | {"flock": flock}))
+    with run:
+        pass
+    assert held == [False]
 
 
 def test_names_of_a_shard_are_its_own(path):
