@@ -70,24 +70,29 @@ def measure(args, options):
     )  # fmt: skip
     rng = random.Random(1)
     prompts = [[rng.randrange(10, 40_000) for _ in range(options.tokens_in)] for _ in range(options.documents)]
-    roll(llm.llm_engine, prompts[: options.documents // 6], params, "warm-up", 2 * own[0])
-    for n, (seqs, tokens) in enumerate([own, *options.scheduler, *([own] if options.scheduler else [])]):
-        if n and llm.collective_rpc("limit", args=(seqs, tokens)) != [1]:
-            raise RuntimeError("no scheduler of vLLM lies in the process of its worker: measure without --scheduler")
-        llm.reset_prefix_cache()
-        begin = time.monotonic()
-        moments = roll(llm.llm_engine, prompts, params, f"run-{n}", 2 * seqs)
-        third = options.documents // 3
-        yield {
-            "start_s": round(started, 1),
-            "turn": n,
-            "documents": options.documents,
-            "docs_per_s": round(options.documents / (moments[-1] - begin), 2),
-            "middle_docs_per_s": round(third / (moments[2 * third] - moments[third]), 2),
-            "max_num_seqs": seqs,
-            "max_num_batched_tokens": tokens,
-            "kv_tokens": getattr(config.cache_config, "kv_cache_size_tokens", None),
-        }
+    try:
+        roll(llm.llm_engine, prompts[: options.documents // 6], params, "warm-up", 2 * own[0])
+        for n, (seqs, tokens) in enumerate([own, *options.scheduler, *([own] if options.scheduler else [])]):
+            if n and llm.collective_rpc("limit", args=(seqs, tokens)) != [1]:
+                raise RuntimeError(
+                    "no scheduler of vLLM lies in the process of its worker: measure without --scheduler"
+                )
+            llm.reset_prefix_cache()
+            begin = time.monotonic()
+            moments = roll(llm.llm_engine, prompts, params, f"run-{n}", 2 * seqs)
+            third = options.documents // 3
+            yield {
+                "start_s": round(started, 1),
+                "turn": n,
+                "documents": options.documents,
+                "docs_per_s": round(options.documents / (moments[-1] - begin), 2),
+                "middle_docs_per_s": round(third / (moments[2 * third] - moments[third]), 2),
+                "max_num_seqs": seqs,
+                "max_num_batched_tokens": tokens,
+                "kv_tokens": getattr(config.cache_config, "kv_cache_size_tokens", None),
+            }
+    finally:
+        llm.llm_engine.engine_core.shutdown()  # or its processes keep the GPU
 
 
 def pair(text: str) -> tuple[int, int]:
@@ -119,8 +124,7 @@ def main() -> None:
         with options.out.open("a") as lines:
             lines.write(json.dumps(told | figures) + "\n")
         print(json.dumps(told | figures), flush=True)
-    sys.stdout.flush()
-    os._exit(failed)  # the engine's processes end with this one
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
